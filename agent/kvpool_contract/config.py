@@ -1,0 +1,148 @@
+"""An agent's configuration: one JSON document, versioned, made by the operator or by hand.
+
+A field that this version does not know is ignored and counted, since an operator may be newer than its agents; a
+field of the wrong kind is refused with one sentence that names it.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+MIB = 2**20
+
+
+class ConfigError(ValueError):
+    """The configuration can't be used; the message names the field and the fix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """Where the addresses of the pool's members come from. Exactly one is set.
+
+    dns: `host:port` of a name that resolves to every member, ready or not.
+    file: a file with one `host:port` a line, read again when it changes.
+    """
+
+    dns: str = ""
+    file: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The engine beside this agent: the port of its HTTP server on the loopback address."""
+
+    port: int = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prewarm:
+    """Bounds of the warm-up of a newcomer: bytes in all, bytes per second, streams at a time."""
+
+    maxBytes: int = 2048 * MIB  # noqa: N815
+    maxBytesPerSecond: int = 500 * MIB  # noqa: N815
+    maxStreams: int = 4  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """When the agent turns ready: at `targetPercent` of the hot set, or `deadlineSeconds` after the first attach,
+    or when a healthy engine has not attached for `attachGraceSeconds`."""
+
+    targetPercent: int = 95  # noqa: N815
+    deadlineSeconds: float = 240.0  # noqa: N815
+    attachGraceSeconds: float = 30.0  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """`deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest computed."""
+
+    deadlineSeconds: float = 10.0  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """Everything that an agent is told. `arenaBytes` is a hard limit."""
+
+    version: int
+    pool: str
+    arenaBytes: int  # noqa: N815
+    members: Members
+    engine: Engine = field(default_factory=Engine)
+    prewarm: Prewarm = field(default_factory=Prewarm)
+    readiness: Readiness = field(default_factory=Readiness)
+    loading: Loading = field(default_factory=Loading)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A configuration, and the paths of the fields that this version does not know."""
+
+    config: AgentConfig
+    unknown_fields: tuple[str, ...]
+
+
+def decode_config(data: bytes) -> Decoded:
+    """Reads a configuration; raises ConfigError with one sentence."""
+    try:
+        document = msgspec.json.decode(data)
+        version = document.get("version") if isinstance(document, dict) else None
+        if version != VERSION:
+            raise ConfigError(f"configuration version: this agent reads {VERSION}, found {version!r}; "
+                              f"update the older of operator and agent")
+        config = msgspec.convert(document, AgentConfig)
+    except msgspec.ValidationError as error:
+        sentence, _, path = str(error).partition(" - at `$")
+        where = path.rstrip("`").lstrip(".") or "the document"
+        raise ConfigError(f"configuration field {where}: {sentence}; correct it in the pool's spec") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"configuration is not JSON: {error}; write the file anew") from None
+    _check(config)
+    return Decoded(config, tuple(_unknown(document, AgentConfig, "")))
+
+
+def encode_config(config: AgentConfig) -> str:
+    """The document for a ConfigMap or a file: stable order, readable."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def _check(config: AgentConfig) -> None:
+    def at_least(path: str, value: float, least: float) -> None:
+        if value < least:
+            raise ConfigError(f"configuration field {path}: {value} is below {least}; raise it")
+
+    if bool(config.members.dns) == bool(config.members.file):
+        raise ConfigError("configuration field members: set exactly one of members.dns and members.file")
+    if config.members.dns and not config.members.dns.rpartition(":")[2].isdigit():
+        raise ConfigError(f"configuration field members.dns: {config.members.dns!r} has no port; write host:port")
+    if not config.pool:
+        raise ConfigError("configuration field pool: it is empty; name the pool")
+    at_least("arenaBytes", config.arenaBytes, MIB)
+    at_least("prewarm.maxBytes", config.prewarm.maxBytes, 0)
+    at_least("prewarm.maxBytesPerSecond", config.prewarm.maxBytesPerSecond, 1)
+    at_least("prewarm.maxStreams", config.prewarm.maxStreams, 1)
+    at_least("readiness.targetPercent", config.readiness.targetPercent, 1)
+    at_least("readiness.deadlineSeconds", config.readiness.deadlineSeconds, 0)
+    at_least("readiness.attachGraceSeconds", config.readiness.attachGraceSeconds, 0)
+    at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
+    if config.readiness.targetPercent > 100:
+        raise ConfigError("configuration field readiness.targetPercent: it is above 100; lower it")
+    if not 0 < config.engine.port < 65536:
+        raise ConfigError(f"configuration field engine.port: {config.engine.port} is no port; use 1 to 65535")
+
+
+def _unknown(document: Any, shape: type, path: str) -> list[str]:
+    found: list[str] = []
+    known = {f.name: f.type for f in dataclasses.fields(shape)}
+    for name, value in document.items():
+        if name not in known:
+            found.append(path + name)
+        elif isinstance(value, dict):
+            inner = known[name]
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+                found += _unknown(value, inner, f"{path}{name}.")
+    return found

@@ -1,0 +1,91 @@
+"""Every reason that kvpool gives for a state, a refusal or a miss: a machine word, a sentence, a fix.
+
+The command line, Events and docs/operations.md print from this table, so a reason reads the same everywhere. A
+word is never reused for another meaning.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One row: `word` for machines, `sentence` says what happened, `fix` what a person can do about it."""
+
+    word: str
+    sentence: str
+    fix: str
+
+
+_TABLE = (
+    # why an engine runs bare or its agent is ready but not warm
+    Reason("no_shm_room", "The host pool does not fit into the free part of the engine's /dev/shm.",
+           "Enlarge the memory volume at /dev/shm or lower engine.hostPool.size."),
+    Reason("host_pool_too_small", "The host pool holds fewer than 8 blocks of this model.",
+           "Raise engine.hostPool.size."),
+    Reason("adapter_import_failed", "The engine adapter could not be imported inside the engine.",
+           "See the engine's log for the traceback; check that the client's volume is mounted whole."),
+    Reason("config_refused", "The engine refused to start with the cache connector, so it was started without.",
+           "See the engine's log; an engine option that excludes KV connectors is the usual cause."),
+    Reason("foreign_connector", "The user has configured a KV connector of their own.",
+           "Remove --kv-transfer-config to let the pod join, or remove the pool label."),
+    Reason("engine_version_untested", "This engine version is outside the tested window.",
+           "Use a tested version, or set engine.allowUntested to try it."),
+    Reason("tier_failed", "The cache tier failed while it was built inside the engine.",
+           "See the engine's log for the traceback; the engine serves without the pool."),
+    Reason("groups_unsupported", "The model has several KV-cache groups or none with full attention.",
+           "Nothing to do: such models attach, and every lookup is a miss, until a later version."),
+    Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.",
+           "Raise tiers.memory.size."),
+    Reason("geometry_refused", "The engine described its host pool in a way that cannot be true.",
+           "Report this with the agent's log; client and agent may be of different builds."),
+    Reason("engine_port_version", "Client and agent share no version of the engine port.",
+           "Restart the pod so that both come from the same image."),
+    Reason("not_attached", "The engine is healthy but its client has not attached.",
+           "Check PYTHONPATH and VLLM_PLUGINS of the engine container; see the engine's log."),
+    Reason("agent_unreachable", "The agent of this member does not answer.",
+           "Look at the agent container's state and log."),
+    Reason("nothing_to_warm", "No peer of the same format held anything to warm from.",
+           "Nothing to do: the first replicas of a pool and of a new revision start cold."),
+    Reason("warm_deadline", "The deadline passed before the hot set was in.",
+           "Raise readiness.deadlineSeconds or prewarm.maxBytesPerSecond, or lower prewarm.maxBytes."),
+    Reason("warm_incomplete", "Sources ended before the hot set was in.",
+           "Look at the peers' logs; the blocks that are missing are computed when they are needed."),
+    Reason("arena_lost", "The worker was restarted after the pod had become ready, and its arena started empty.",
+           "Nothing to do: the engine offers its blocks again; see the agent's log for the crash."),
+    # why a block was not loaded (its final answer was a miss)
+    Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
+    Reason("transfer_failed", "The transfer from a peer broke off or its bytes failed the check.",
+           "Look at the peer named in the log."),
+    Reason("busy", "The source or the agent had no stream or queue place free.",
+           "Raise the stream bounds if the network has room."),
+    Reason("deadline", "The load deadline passed; the tokens are computed instead.",
+           "Look at transfer times; the link may be too slow for sharing to pay."),
+    Reason("directory_unreachable", "No member answered the lookup in time.",
+           "Look at the network between the pods of the pool."),
+    Reason("no_room", "Neither arena nor host pool had room for the block.",
+           "Raise tiers.memory.size or engine.hostPool.size."),
+    Reason("cancelled", "The request ended before its plan was used.", "Nothing to do."),
+    Reason("unknown", "No other reason was recorded.", "Report this with the agent's log."),
+    # why an object was not injected
+    Reason("no_engine_container", "No container of the pod runs vLLM as far as can be told.",
+           "Name it in engine.container."),
+    Reason("host_network", "The pod uses the host's network, where the agent's ports may be taken.",
+           "Move the engine off the host's network."),
+    Reason("pythonpath_from_source", "PYTHONPATH comes from a ConfigMap, a Secret or a field.",
+           "Set PYTHONPATH as a plain value."),
+    Reason("shm_not_memory", "/dev/shm is mounted from something other than a memory emptyDir.",
+           "Use an emptyDir with medium Memory, or remove the mount."),
+    Reason("already_injected", "The object carries kvpool's parts already.",
+           "Give the command the original manifest."),
+    Reason("other_pool", "The pod is labelled for another pool.", "Change the label or name the other pool."),
+    Reason("unsupported_kind", "Only Deployment, StatefulSet and ReplicaSet can be injected.",
+           "Give the command the object that owns the pod template."),
+)
+
+REASONS: dict[str, Reason] = {reason.word: reason for reason in _TABLE}
+
+
+def explain(word: str) -> str:
+    """`word: sentence fix`, for people; an unknown word (of a newer version) stands alone."""
+    reason = REASONS.get(word)
+    return f"{word}: {reason.sentence} {reason.fix}" if reason else word

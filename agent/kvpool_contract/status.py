@@ -1,0 +1,131 @@
+"""An agent's status, as its worker serves it at /status: versioned JSON, read by the command line and the operator.
+
+Counters count since the worker started. Tokens come from the engine's own metrics, blocks from kvpool's account of
+each request at its end.
+"""
+
+import time
+
+import msgspec
+
+VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line of the agent's event log: seconds since the epoch, a word, and its details."""
+
+    at: float
+    word: str
+    detail: dict[str, float | int | str] = {}
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A member as this agent sees it. `live`: it shook hands within the last two seconds."""
+
+    address: str
+    live: bool
+    member: str = ""
+    state: str = ""
+    format: str = ""
+    blocks: int = 0
+    error: str = ""
+
+
+class Hits(msgspec.Struct, frozen=True):
+    """Prompt blocks of finished requests: computed here, found and once computed here (local), found and computed
+    by another replica (shared)."""
+
+    computed_blocks: int = 0
+    local_blocks: int = 0
+    shared_blocks: int = 0
+
+
+class EngineTokens(msgspec.Struct, frozen=True):
+    """The engine's own counters of prompt tokens by source: computed, and cached on device, on host, by kvpool."""
+
+    computed: int = 0
+    device: int = 0
+    host: int = 0
+    pool: int = 0
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """Blocks and bytes of one purpose and direction."""
+
+    blocks: int = 0
+    bytes: int = 0
+
+
+class Warm(msgspec.Struct, frozen=True):
+    """The warm-up: what was planned and what is in, its seconds, its bytes per second, the highest bytes of any
+    one second, and `added_seconds` = ready − max(engine healthy, attached), what kvpool cost this start."""
+
+    planned_blocks: int = 0
+    loaded_blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    bytes_per_second: float = 0.0
+    peak_bytes_per_second: float = 0.0
+    added_seconds: float = 0.0
+
+
+class Arena(msgspec.Struct, frozen=True):
+    """The arena: its byte limit, bytes of slots in use, blocks held (own and computed elsewhere), evictions."""
+
+    limit_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    foreign_blocks: int = 0
+    evicted_blocks: int = 0
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """The whole document. `state` is Starting, Warming, Ready(warm) or Ready(degraded), with `reason` for the
+    last; `attached` says whether an engine session is open; `misses` counts blocks by reason."""
+
+    version: int
+    pool: str
+    member: str
+    incarnation: str
+    state: str
+    reason: str
+    attached: bool
+    attaches: int
+    engine_healthy: bool
+    format: str
+    format_fields: dict[str, object]
+    arena: Arena
+    warm: Warm
+    hits: Hits
+    engine_tokens: EngineTokens
+    transfers: dict[str, Transfer]
+    misses: dict[str, int]
+    counters: dict[str, int]
+    peers: list[Peer]
+    unknown_config_fields: list[str]
+    started_at: float
+    events: list[Event]
+
+
+class StatusError(ValueError):
+    """The document is not a status that this version reads."""
+
+
+def encode_status(status: AgentStatus) -> bytes:
+    return msgspec.json.encode(status)
+
+
+def decode_status(data: bytes) -> AgentStatus:
+    """Reads a status document; raises StatusError with one sentence. Unknown fields are ignored."""
+    try:
+        status = msgspec.json.decode(data, type=AgentStatus)
+    except msgspec.DecodeError as error:
+        raise StatusError(f"the agent's status can't be read: {error}; update the older of command and agent") from None
+    if status.version != VERSION:
+        raise StatusError(f"the agent's status has version {status.version}, this command reads {VERSION}; "
+                          f"update the older of the two")
+    return status
+
+
+def now() -> float:
+    return time.time()
