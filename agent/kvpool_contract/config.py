@@ -92,8 +92,10 @@ def decode_config(data: bytes) -> Decoded:
         document = msgspec.json.decode(data)
         version = document.get("version") if isinstance(document, dict) else None
         if version != VERSION:
-            raise ConfigError(f"configuration version: this agent reads {VERSION}, found {version!r}; "
-                              f"update the older of operator and agent")
+            raise ConfigError(
+                f"configuration version: this agent reads {VERSION}, found {version!r}; "
+                f"update the older of operator and agent"
+            )
         config = msgspec.convert(document, AgentConfig)
     except msgspec.ValidationError as error:
         sentence, _, path = str(error).partition(" - at `$")

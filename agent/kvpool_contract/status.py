@@ -122,8 +122,10 @@ def decode_status(data: bytes) -> AgentStatus:
     except msgspec.DecodeError as error:
         raise StatusError(f"the agent's status can't be read: {error}; update the older of command and agent") from None
     if status.version != VERSION:
-        raise StatusError(f"the agent's status has version {status.version}, this command reads {VERSION}; "
-                          f"update the older of the two")
+        raise StatusError(
+            f"the agent's status has version {status.version}, this command reads {VERSION}; "
+            f"update the older of the two"
+        )
     return status
 
 

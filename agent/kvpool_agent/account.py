@@ -1,0 +1,89 @@
+"""What the agent counts: transfers, misses by reason, hits by who computed, an event log. Any thread may add."""
+
+import collections
+import threading
+from collections.abc import Iterable
+
+from kvpool_contract.status import Event, Hits, Transfer, now
+
+EVENTS_KEPT = 256
+ORIGINS_KEPT = 262_144
+
+
+class Account:
+    """Counts since the worker's start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: collections.Counter[str] = collections.Counter()
+        self._misses: collections.Counter[str] = collections.Counter()
+        self._transfers: dict[str, list[int]] = {}
+        self._hits = [0, 0, 0]
+        self._events: collections.deque[Event] = collections.deque(maxlen=EVENTS_KEPT)
+        self._foreign: collections.OrderedDict[bytes, None] = collections.OrderedDict()
+
+    def count(self, word: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counters[word] += amount
+
+    def miss(self, reason: str, blocks: int) -> None:
+        if blocks > 0:
+            with self._lock:
+                self._misses[reason] += blocks
+
+    def moved(self, what: str, blocks: int, size: int) -> None:
+        """`what`: purpose and direction, for example demand_in."""
+        with self._lock:
+            entry = self._transfers.setdefault(what, [0, 0])
+            entry[0] += blocks
+            entry[1] += size
+
+    def event(self, word: str, **detail: float | int | str) -> None:
+        with self._lock:
+            self._events.append(Event(now(), word, detail))
+
+    def computed_elsewhere(self, key: bytes) -> None:
+        """A block came from another replica; remembered beyond its time in the arena, since the engine may keep it."""
+        with self._lock:
+            self._foreign[key] = None
+            self._foreign.move_to_end(key)
+            if len(self._foreign) > ORIGINS_KEPT:
+                self._foreign.popitem(last=False)
+
+    def computed_here(self, key: bytes) -> None:
+        with self._lock:
+            self._foreign.pop(key, None)
+
+    def request(self, hits: Iterable[bytes], computed: int) -> None:
+        """A finished request: the blocks of its prompt that were found, and how many were computed."""
+        with self._lock:
+            for key in hits:
+                self._hits[2 if key in self._foreign else 1] += 1
+            self._hits[0] += computed
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    @property
+    def hits(self) -> Hits:
+        with self._lock:
+            return Hits(*self._hits)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counters)
+
+    @property
+    def misses(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._misses)
+
+    @property
+    def transfers(self) -> dict[str, Transfer]:
+        with self._lock:
+            return {what: Transfer(blocks, size) for what, (blocks, size) in self._transfers.items()}
+
+    @property
+    def events(self) -> list[Event]:
+        with self._lock:
+            return list(self._events)

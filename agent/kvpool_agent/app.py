@@ -1,0 +1,209 @@
+"""The worker's composition root: every part made once, wired, started and ended here."""
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from kvpool_agent.account import Account
+from kvpool_agent.directory.locate import Locator
+from kvpool_agent.directory.members import MemberView
+from kvpool_agent.engine_port.server import EnginePort
+from kvpool_agent.flows.answer import OwnBlocks
+from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.fetch import Fetcher
+from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.store import StoreFlow
+from kvpool_agent.flows.warmup import WarmupFlow
+from kvpool_agent.observe.engine import EngineWatch
+from kvpool_agent.observe.http import application
+from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.readiness import Limits, Readiness
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
+from kvpool_contract import status as contract
+from kvpool_contract.config import Decoded
+from kvpool_contract.names import ENGINE_SOCKET
+
+log = logging.getLogger("kvpool.agent")
+
+TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this worker runs: addresses, folder, and what the supervisor told it."""
+
+    bind: str
+    peer_port: int
+    worker_port: int
+    run_dir: Path
+    member: str
+    restarted: bool
+    latched: bool
+
+
+class Agent:
+    """One worker. `run` ends when `stop` is called or the format has changed."""
+
+    def __init__(self, decoded: Decoded, place: Place, memory: ArenaMemory, beat: Callable[[bool], None]) -> None:
+        """beat(ready): tells the supervisor that the worker lives, and whether it is ready."""
+        config = decoded.config
+        self._decoded, self._place, self._beat = decoded, place, beat
+        self._identity = Identity(config.pool, place.member, secrets.token_hex(8))
+        self._account = Account()
+        limits = Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)
+        self._readiness = Readiness(limits, latched=place.latched)
+        self._readiness_lock = threading.Lock()
+        # a predecessor's leases, given before it died, are over two seconds from now at the latest
+        usable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
+        self._slabs = Slabs(memory, usable_at)
+        self._dialer = Dialer(self._identity)
+        self._members = MemberView(config.members, self._dialer, place.member, self._dialer.forget)
+        self._locator = Locator(self._members, self._dialer)
+        self._fetcher = Fetcher(self._dialer, self._account)
+        self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)
+        self._store = StoreFlow(self._account)
+        self._warmup = WarmupFlow(
+            config.prewarm, config.readiness, self._members, self._dialer, self._fetcher, self._account
+        )
+        self._warming = False
+        source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state)
+        self._peers = PeerServer(place.bind, place.peer_port, source)
+        self._engine = EngineWatch(config.engine.port, self._engine_healthy)
+        hooks = Hooks(self._attached, self._bare, self._other_format)
+        self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, hooks)
+        self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
+        self._started_at = contract.now()
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        runner = web.AppRunner(application(self.status), access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, self._place.bind, self._place.worker_port).start()
+        self._members.start()
+        self._store.start()
+        self._peers.start()
+        self._engine_port.start()
+        if self._place.latched:
+            self._account.event("restarted")
+        watch = asyncio.create_task(self._engine.run())
+        try:
+            while not self._stopping.is_set():
+                with self._readiness_lock:
+                    before = self._readiness.ready
+                    self._readiness.tick(time.monotonic())
+                    now_ready = self._readiness.ready
+                if now_ready and not before:
+                    self._note_ready()
+                self._beat(now_ready)
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
+                except TimeoutError:
+                    continue
+        finally:
+            watch.cancel()
+            self._engine_port.close()
+            self._peers.close()
+            self._members.close()
+            self._lookup.close()
+            self._locator.close()
+            self._dialer.close()
+            await runner.cleanup()
+
+    def stop(self) -> None:
+        """Ends `run`; any thread may call."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    # -- what happens to the state -------------------------------------------------------------------
+
+    def _change(self, change: Callable[[Readiness], None]) -> None:
+        with self._readiness_lock:
+            before = self._readiness.ready
+            change(self._readiness)
+            became_ready = self._readiness.ready and not before
+        if became_ready:
+            self._note_ready()
+
+    def _note_ready(self) -> None:
+        log.info("ready: %s %s", self._readiness.state, self._readiness.reason)
+        self._account.event("ready", state=self._readiness.state, reason=self._readiness.reason)
+
+    def _engine_healthy(self) -> None:
+        self._change(lambda readiness: readiness.engine_healthy(time.monotonic()))
+
+    def _attached(self, slab: Slab) -> None:
+        self._change(lambda readiness: readiness.attached(time.monotonic()))
+        if not self._warming:
+            self._warming = True
+            self._warmup.start(slab, self._warmed)
+
+    def _warmed(self, reason: str) -> None:
+        self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
+
+    def _bare(self, reason: str) -> None:
+        self._change(lambda readiness: readiness.bare(reason, time.monotonic()))
+
+    def _other_format(self) -> None:
+        log.info("an engine of another format has come; the worker starts anew for it")
+        self.stop()
+
+    # -- what people see -----------------------------------------------------------------------------
+
+    def status(self) -> contract.AgentStatus:
+        slab = self._slabs.current
+        arena = contract.Arena(limit_bytes=self._slabs.limit_bytes)
+        if slab is not None:
+            arena = contract.Arena(
+                limit_bytes=self._slabs.limit_bytes,
+                used_bytes=slab.arena.used_slots * slab.slot_bytes,
+                blocks=len(slab.arena),
+                foreign_blocks=slab.arena.foreign,
+                evicted_blocks=slab.arena.evicted,
+            )
+        peers = [
+            contract.Peer(
+                address=m.address,
+                live=m.live,
+                member=m.welcome.member if m.welcome else "",
+                state=m.welcome.state if m.welcome else "",
+                format=m.welcome.format if m.welcome else "",
+                blocks=m.welcome.blocks if m.welcome else 0,
+                error=m.error,
+            )
+            for m in self._members.all()
+        ]
+        return contract.AgentStatus(
+            version=contract.VERSION,
+            pool=self._identity.pool,
+            member=self._identity.member,
+            incarnation=self._identity.incarnation,
+            state=self._readiness.state,
+            reason=self._readiness.reason,
+            attached=self._handler.sessions > 0,
+            attaches=self._handler.attaches,
+            engine_healthy=self._engine.healthy,
+            format=slab.fingerprint.hex() if slab is not None else "",
+            format_fields=self._handler.format_fields,
+            arena=arena,
+            warm=self._warmup.progress.snapshot(self._readiness.added_seconds),
+            hits=self._account.hits,
+            engine_tokens=self._engine.tokens,
+            transfers=self._account.transfers,
+            misses=self._account.misses,
+            counters=self._account.counters,
+            peers=peers,
+            unknown_config_fields=list(self._decoded.unknown_fields),
+            started_at=self._started_at,
+            events=self._account.events,
+        )

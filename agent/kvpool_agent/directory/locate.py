@@ -1,0 +1,96 @@
+"""Who holds a chain: every live member of the format is asked at once, each with the same short deadline.
+
+The answer is a hint: a FETCH says the truth block by block, and the hit is cut at the first gap.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from kvpool_agent.directory.members import Member, MemberView
+from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.peer.dial import Dialer
+
+log = logging.getLogger("kvpool.locate")
+
+LOCATE_SECONDS = 1.0
+MAX_ASKED = 64
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Blocks [start, end) of the chain that was asked for lie at `address`."""
+
+    address: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Located:
+    """Segments that together are the longest run from the chain's beginning; `reason` says why it ends there (empty
+    where it doesn't)."""
+
+    segments: tuple[Segment, ...]
+    reason: str
+
+    @property
+    def end(self) -> int:
+        return self.segments[-1].end if self.segments else 0
+
+
+def join_segments(held: dict[str, Sequence[bool]], length: int) -> tuple[Segment, ...]:
+    """The longest run from 0, in the fewest pieces: at each gap the member whose run from there is the longest."""
+    segments: list[Segment] = []
+    start = 0
+    while start < length:
+        best, end = "", start
+        for address in sorted(held):
+            stop = start
+            while stop < length and held[address][stop]:
+                stop += 1
+            if stop > end:
+                best, end = address, stop
+        if end == start:
+            break
+        segments.append(Segment(best, start, end))
+        start = end
+    return tuple(segments)
+
+
+class Locator:
+    """`locate(chain)` over the live members."""
+
+    def __init__(self, members: MemberView, dialer: Dialer) -> None:
+        self._members = members
+        self._dialer = dialer
+        self._pool = ThreadPoolExecutor(MAX_ASKED, "kvpool-locate")
+
+    def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
+        """deadline: on the monotonic clock; an answer is waited for a second at most."""
+        asked = self._members.live(fingerprint)[:MAX_ASKED]
+        if not asked:
+            return Located((), "never_published")
+        seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
+        futures: dict[Future[list[bool]], Member] = {
+            self._pool.submit(self._dialer.locate, member.address, fingerprint, chain, seconds): member
+            for member in asked
+        }
+        done, late = wait(futures, timeout=seconds)
+        held: dict[str, Sequence[bool]] = {}
+        silent = len(late)
+        for future in done:
+            try:
+                held[futures[future].address] = future.result()
+            except PeerError as error:
+                silent += 1
+                log.debug("lookup at %s: %s", futures[future].address, error)
+        segments = join_segments(held, len(chain))
+        complete = bool(segments) and segments[-1].end == len(chain)
+        reason = "" if complete else "directory_unreachable" if silent else "never_published"
+        return Located(segments, reason)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

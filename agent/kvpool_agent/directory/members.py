@@ -1,0 +1,166 @@
+"""The live view of the pool: addresses from a file or a DNS name, life from handshakes.
+
+An address is a seed and nothing more; a member is known by its pod UID. Each address has a connection of its own on
+which a ping goes out every second; one that was not answered within two seconds is no source any more.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import Connection, PeerError
+from kvpool_agent.peer.dial import HANDSHAKE_SECONDS, Dialer
+from kvpool_contract.config import Members
+
+log = logging.getLogger("kvpool.members")
+
+REFRESH_SECONDS = 1.0
+MAX_ADDRESSES = 256
+
+
+class SeedError(Exception):
+    """The members' addresses can't be read now; the last ones stay."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member at an address; `welcome` is its last answer, `live` whether that is fresh, `error` what went wrong."""
+
+    address: str
+    live: bool = False
+    welcome: frames.Welcome | None = None
+    error: str = ""
+
+
+def read_seeds(members: Members) -> list[str]:
+    """host:port of every member. Raises SeedError."""
+    if members.file:
+        try:
+            lines = Path(members.file).read_text().splitlines()
+        except OSError as error:
+            raise SeedError(f"members file: {error}") from None
+        return sorted({line.strip() for line in lines if line.strip() and not line.startswith("#")})[:MAX_ADDRESSES]
+    host, _, port = members.dns.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SeedError(f"members name {host}: {error}") from None
+    addresses = {str(entry[4][0]) for entry in found}
+    return sorted(f"[{a}]:{port}" if ":" in a else f"{a}:{port}" for a in addresses)[:MAX_ADDRESSES]
+
+
+class _Link(threading.Thread):
+    """Keeps one address's connection and its member's last answer."""
+
+    def __init__(self, address: str, dialer: Dialer) -> None:
+        super().__init__(name="kvpool-member", daemon=True)
+        self._dialer = dialer
+        self._ended = threading.Event()
+        self.member = Member(address)
+        self.tried = threading.Event()
+        self.answered_at = 0.0
+
+    def run(self) -> None:
+        connection: Connection | None = None
+        address = self.member.address
+        while not self._ended.is_set():
+            try:
+                if connection is None:
+                    connection, welcome = self._dialer.handshake(address)
+                else:
+                    connection.settimeout(HANDSHAKE_SECONDS)
+                    connection.send(frames.Ping())
+                    welcome = self._dialer.expect_welcome(connection)
+                self.answered_at = time.monotonic()
+                self.member = Member(address, True, welcome)
+            except PeerError as error:
+                if connection is not None:
+                    connection.close()
+                    connection = None
+                self.member = Member(address, False, self.member.welcome, str(error))
+            self.tried.set()
+            self._ended.wait(REFRESH_SECONDS)
+        if connection is not None:
+            connection.close()
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+class MemberView:
+    """All members but this one."""
+
+    def __init__(self, members: Members, dialer: Dialer, own_member: str, on_gone: Callable[[str], None]) -> None:
+        self._seeds = members
+        self._dialer = dialer
+        self._own = own_member
+        self._on_gone = on_gone
+        self._links: dict[str, _Link] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._read = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvpool-members", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        with self._lock:
+            for link in self._links.values():
+                link.end()
+
+    def all(self) -> list[Member]:
+        """Every other member, by address. A member is live if it answered within the last two pings."""
+        with self._lock:
+            links = list(self._links.values())
+        fresh = time.monotonic() - (HANDSHAKE_SECONDS + REFRESH_SECONDS)
+        found = []
+        for link in links:
+            member = link.member
+            if member.welcome is not None and member.welcome.member == self._own:
+                continue
+            if member.live and link.answered_at < fresh:
+                member = Member(member.address, False, member.welcome, "no answer within 2 s")
+            found.append(member)
+        return sorted(found, key=lambda m: m.address)
+
+    def live(self, fingerprint: bytes) -> list[Member]:
+        """Live members of this format."""
+        wanted = fingerprint.hex()
+        return [m for m in self.all() if m.live and m.welcome is not None and m.welcome.format == wanted]
+
+    def settle(self, seconds: float) -> None:
+        """Waits until every seed has been tried once, `seconds` at most."""
+        until = time.monotonic() + seconds
+        self._read.wait(seconds)
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.tried.wait(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._update(read_seeds(self._seeds))
+                self._read.set()
+            except SeedError as error:
+                log.debug("%s", error)
+            self._ended.wait(REFRESH_SECONDS)
+
+    def _update(self, seeds: list[str]) -> None:
+        with self._lock:
+            gone = [address for address in self._links if address not in seeds]
+            for address in gone:
+                self._links.pop(address).end()
+            for address in seeds:
+                if address not in self._links:
+                    self._links[address] = _Link(address, self._dialer)
+                    self._links[address].start()
+        for address in gone:
+            self._on_gone(address)

@@ -1,0 +1,149 @@
+"""Listens for the engine's client and hands each session's frames to its handler. Frames and sockets only.
+
+A session is a connection that begins with `attach`; a connection that begins with `bare` says why the engine starts
+without the pool, and ends. What a frame means is decided by the flows, behind `Handler`.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvpool_client import wire
+
+log = logging.getLogger("kvpool.engine-port")
+
+MAX_SESSIONS = 64
+FIRST_FRAME_SECONDS = 5.0
+SEND_SECONDS = 5
+SOCKET_MODE = 0o666  # the engine may run as any user; the folder is mounted into these two containers alone
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault
+    """The engine is not served, for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Busy(Exception):  # noqa: N818
+    """Not now: the client shall come again at once."""
+
+
+class Port:
+    """The sending side of one session; any thread may call."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+
+    def send(self, header: dict[str, Any], tail: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+        """Writes one frame; a client that is gone, or does not read for seconds, ends the session."""
+        with self._lock:
+            try:
+                self._channel.send(header, tail, descriptors)
+            except wire.WireError:
+                self._channel.shut()
+
+
+class Session(Protocol):
+    """One attached engine."""
+
+    def frame(self, frame: wire.Frame) -> None: ...
+
+    def ended(self) -> None: ...
+
+
+class Handler(Protocol):
+    """What the flows make of an engine."""
+
+    def attach(self, frame: wire.Frame, port: Port) -> Session:
+        """Grants (and answers) an attach, or raises Refusal or Busy."""
+        ...
+
+    def bare(self, reason: str, detail: str) -> None: ...
+
+
+class EnginePort:
+    """The listening socket at `path`."""
+
+    def __init__(self, path: Path, handler: Handler) -> None:
+        self._path = path
+        self._handler = handler
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        path.chmod(SOCKET_MODE)
+        self._socket.listen(16)
+        self._places = threading.BoundedSemaphore(MAX_SESSIONS)
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, name="kvpool-engine-port", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                continue
+            if not self._places.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._run, args=(sock,), name="kvpool-engine", daemon=True).start()
+
+    def _run(self, sock: socket.socket) -> None:
+        channel = wire.Channel(sock)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+            self._serve(channel)
+        except (wire.WireError, TimeoutError, Busy) as error:
+            log.debug("engine connection ended: %s", error)
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("engine connection broke the protocol: %s: %s", type(error).__name__, error)
+        except Exception:
+            log.exception("engine session failed")
+        finally:
+            channel.close()
+            self._places.release()
+
+    def _serve(self, channel: wire.Channel) -> None:
+        channel.settimeout(FIRST_FRAME_SECONDS)
+        first = channel.receive()
+        channel.settimeout(None)
+        if first.verb == "bare":
+            self._handler.bare(str(first.header["reason"]), str(first.header.get("detail", "")))
+            channel.send({"verb": "noted"})
+            return
+        port = Port(channel)
+        try:
+            if first.verb != "attach":
+                raise wire.WireError(f"a session begins with attach, not {first.verb!r}")
+            session = self._handler.attach(first, port)
+        except Refusal as refusal:
+            port.send({"verb": "refused", "reason": refusal.reason})
+            return
+        finally:
+            for descriptor in first.descriptors:
+                os.close(descriptor)
+        try:
+            while True:
+                session.frame(channel.receive())
+        finally:
+            session.ended()

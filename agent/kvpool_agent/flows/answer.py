@@ -1,0 +1,69 @@
+"""Answering other members: what this agent holds, what is hot here, and the blocks themselves."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvpool_agent.account import Account
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.dial import Identity
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.slab import Slabs
+
+LEASE_SECONDS = 30.0
+
+
+class OwnBlocks:
+    """This member as a source (peer.serve.Source). state: gives the agent's state."""
+
+    def __init__(self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str]) -> None:
+        self.pool = identity.pool
+        self._identity = identity
+        self._slabs = slabs
+        self._account = account
+        self._state = state
+
+    def welcome(self, version: int) -> frames.Welcome:
+        slab = self._slabs.current
+        return frames.Welcome(
+            version,
+            self._identity.member,
+            self._identity.incarnation,
+            self._state(),
+            slab.fingerprint.hex() if slab is not None else "",
+            len(slab.arena) if slab is not None else 0,
+        )
+
+    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
+        slab = self._slabs.of(fingerprint)
+        return slab.arena.held(keys) if slab is not None else [False] * len(keys)
+
+    def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
+        slab = self._slabs.of(fingerprint)
+        if slab is None:
+            return []
+        with slab.heat_lock:
+            return slab.heat.hottest(slab.arena.keys(), time.monotonic(), limit)
+
+    @contextmanager
+    def blocks(
+        self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
+    ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
+        slab = self._slabs.of(fingerprint)
+        if slab is None:
+            yield iter(())
+            return
+        lease, held = slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
+
+        def each() -> Iterator[tuple[int, bytes, memoryview]]:
+            for index, block in enumerate(held):
+                if not slab.arena.renew(lease, time.monotonic(), LEASE_SECONDS):
+                    return
+                if block is not None:
+                    yield index, block.tag, slab.view(block.slot)
+                    self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
+
+        try:
+            yield each()
+        finally:
+            slab.arena.release(lease)

@@ -1,0 +1,215 @@
+"""Attaching an engine: geometry checked, format named, the arena handed over; then its frames, verb by verb.
+
+The engine port's handler. The host pool's descriptor is mapped read-only for the session's life; the arena's goes to
+the engine as a descriptor that can't be mapped writable.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool_agent.account import Account
+from kvpool_agent.engine_port.server import Busy, Port, Refusal
+from kvpool_agent.flows.finished import finish_request
+from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import LEASE_SECONDS, NoRoom, OtherFormat, Slab, Slabs
+from kvpool_client import wire
+from kvpool_client.memory import ReadOnlyMapping
+from kvpool_contract.names import format_fingerprint
+from kvpool_contract.reasons import REASONS
+
+log = logging.getLogger("kvpool.attach")
+
+GROUP_BYTES = 4
+MAX_ROW_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the application wants to know: an attach with its slab, the reason of a refusal or bare start, and that
+    an engine of another format has come."""
+
+    attached: Callable[[Slab], None]
+    bare: Callable[[str], None]
+    other_format: Callable[[], None]
+
+
+class EngineHandler:
+    """Grants attaches and makes their sessions (engine_port.server.Handler)."""
+
+    def __init__(
+        self,
+        slabs: Slabs,
+        memory: ArenaMemory,
+        lookup: LookupFlow,
+        store: StoreFlow,
+        account: Account,
+        hooks: Hooks,
+    ) -> None:
+        self._slabs = slabs
+        self._memory = memory
+        self.lookup = lookup
+        self.store = store
+        self.account = account
+        self._hooks = hooks
+        self.sessions = 0
+        self.attaches = 0
+        self.format_fields: dict[str, Any] = {}
+
+    def bare(self, reason: str, detail: str) -> None:
+        word = reason if reason in REASONS else "unknown"
+        log.warning("the engine starts without the pool: %s: %s", word, detail)
+        self.account.event("bare", reason=word)
+        self._hooks.bare(word)
+
+    def attach(self, frame: wire.Frame, port: Port) -> "EngineSession":
+        try:
+            return self._attach(frame, port)
+        except Refusal as refusal:
+            log.warning("attach refused: %s", refusal.reason)
+            self.account.event("attach_refused", reason=refusal.reason)
+            self._hooks.bare(refusal.reason)
+            raise
+
+    def _attach(self, frame: wire.Frame, port: Port) -> "EngineSession":
+        header = frame.header
+        version = max(set(header["versions"]) & set(wire.VERSIONS), default=None)
+        if version is None:
+            raise Refusal("engine_port_version")
+        fields, rows, row_bytes = header["format"], header["rows"], header["row_bytes"]
+        hash_bytes = header["hash_bytes"]
+        if not (
+            isinstance(fields, dict)
+            and all(isinstance(n, int) and n > 0 for n in (rows, row_bytes, hash_bytes))
+            and row_bytes <= MAX_ROW_BYTES
+            and hash_bytes <= 256
+            and len(frame.descriptors) == 1
+        ):
+            raise Refusal("geometry_refused")
+        try:
+            mapping = ReadOnlyMapping(frame.descriptors[0], rows * row_bytes)
+        except OSError as error:
+            log.warning("host pool: %s", error)
+            raise Refusal("geometry_refused") from None
+        try:
+            slab = self._slabs.open(format_fingerprint(fields), fields, row_bytes)
+        except NoRoom:
+            mapping.close()
+            raise Refusal("arena_too_small") from None
+        except OtherFormat:
+            mapping.close()
+            if self.sessions:
+                raise Refusal("other_format") from None
+            self._hooks.other_format()
+            raise Busy from None
+        self.format_fields = fields
+        self.attaches += 1
+        self.sessions += 1
+        reader = self._memory.reader()
+        try:
+            port.send(
+                {
+                    "verb": "attached",
+                    "version": version,
+                    "arena_bytes": self._memory.size,
+                    "slot_bytes": slab.slot_bytes,
+                    "lease_seconds": LEASE_SECONDS,
+                    "load_seconds": self.lookup.load_seconds,
+                },
+                descriptors=(reader,),
+            )
+        finally:
+            os.close(reader)
+        log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
+        self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
+        if int(header.get("groups", 1)) != 1:
+            self._hooks.bare("groups_unsupported")
+        else:
+            self._hooks.attached(slab)
+        pool = HostPool(mapping, rows, row_bytes)
+        return EngineSession(self, slab, pool, hash_bytes, port)
+
+    def session_ended(self) -> None:
+        self.sessions -= 1
+        self.account.event("detached")
+
+
+class EngineSession:
+    """One attached engine's frames (engine_port.server.Session). Called by its connection's thread."""
+
+    def __init__(self, handler: EngineHandler, slab: Slab, pool: HostPool, hash_bytes: int, port: Port) -> None:
+        self._handler = handler
+        self._slab = slab
+        self._pool = pool
+        self._hash_bytes = hash_bytes
+        self._port = port
+        self._uncommitted = Uncommitted()
+
+    def frame(self, frame: wire.Frame) -> None:
+        handler, header = self._handler, frame.header
+        match frame.verb:
+            case "lookup":
+                self._on_lookup(int(header["plan"]), int(header["start"]), self._keys(frame.tail))
+            case "load":
+                self._on_load(header["call"], self._keys(frame.tail))
+            case "release":
+                self._slab.arena.release(int(header["lease"]))
+            case "store":
+                self._on_store(int(header["job"]), header["rows"], frame.tail)
+            case "commit":
+                handler.store.commit(self._uncommitted, int(header["job"]))
+            case "forget":
+                handler.store.forget(self._uncommitted, int(header["job"]))
+            case "finished":
+                chain = self._keys(frame.tail)
+                prompt, asked, loaded = int(header["prompt"]), int(header["asked"]), int(header["loaded"])
+                finish_request(handler.account, self._slab, chain, prompt, asked, loaded)
+            case verb:
+                raise wire.WireError(f"unknown verb {verb!r}")
+
+    def ended(self) -> None:
+        self._handler.store.end_session(self._uncommitted)
+        self._pool.mapping.close()
+        self._handler.session_ended()
+
+    def _keys(self, tail: bytes) -> list[bytes]:
+        return [self._slab.key(k, self._hash_bytes) for k in wire.split(tail, self._hash_bytes + GROUP_BYTES)]
+
+    def _on_lookup(self, plan: int, start: int, chain: list[bytes]) -> None:
+        def answer(end: int) -> None:
+            self._port.send({"verb": "plan", "plan": plan, "hits": list(range(start, end))})
+
+        if not 0 <= start < len(chain):
+            raise wire.WireError(f"a lookup of {len(chain)} blocks starts at {start}")
+        self._handler.lookup.submit(self._slab, chain, start, answer)
+
+    def _on_load(self, call: int, keys: list[bytes]) -> None:
+        lease, held = self._slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
+        slots = [block.slot if block is not None else -1 for block in held]
+        self._port.send({"verb": "leased", "call": call, "lease": lease, "slots": slots})
+
+    def _on_store(self, job: int, rows: list[int], tail: bytes) -> None:
+        items = wire.split(tail, 2 * (self._hash_bytes + GROUP_BYTES))
+        if len(items) != len(rows) or not all(isinstance(r, int) and 0 <= r < self._pool.rows for r in rows):
+            raise wire.WireError("a store's rows don't fit its blocks or the host pool")
+        offers = []
+        for item, row in zip(items, rows, strict=True):
+            key, parent = item[: len(item) // 2], item[len(item) // 2 :]
+            has_parent = any(parent)
+            offers.append(
+                Offer(
+                    self._slab.key(key, self._hash_bytes),
+                    self._slab.key(parent, self._hash_bytes) if has_parent else b"",
+                    row,
+                )
+            )
+
+        def reply(job: int, whole: bool, stored: int) -> None:
+            self._port.send({"verb": "copied", "job": job, "whole": whole, "stored": stored})
+
+        self._handler.store.submit(self._slab, self._pool, self._uncommitted, job, offers, reply)

@@ -1,0 +1,168 @@
+"""The warm-up of a newcomer: the pool's hot set, fetched within bounds before the pod takes traffic.
+
+Sources are the live members of the same format that hold blocks. None, or none with a hot set: the warm-up ends at
+once and is never called warm. Batches go out in the order of heat, over a bounded number of streams, each after the
+token bucket lets its bytes pass.
+"""
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from kvpool_agent.account import Account
+from kvpool_agent.directory.members import MemberView
+from kvpool_agent.flows.fetch import Fetcher, Wanted
+from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.peer.dial import Dialer
+from kvpool_agent.policy.bandwidth import TokenBucket
+from kvpool_agent.policy.warmup import WarmBlock, plan_warmup, share_out
+from kvpool_agent.store.slab import Slab
+from kvpool_contract.config import Prewarm, Readiness
+from kvpool_contract.status import Warm
+
+log = logging.getLogger("kvpool.warmup")
+
+SETTLE_SECONDS = 3.0
+LIST_SECONDS = 3.0
+BATCH_BLOCKS = 4
+MAX_LIST = 65_536
+
+
+class WarmProgress:
+    """What the warm-up has done so far; read by status, written by its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._planned = self._loaded = self._bytes = self._peak = 0
+        self._window: list[tuple[float, int]] = []
+        self._started = self._ended = 0.0
+
+    def begin(self, planned: int, now: float) -> None:
+        with self._lock:
+            self._planned, self._started, self._ended = planned, now, now
+
+    def arrived(self, size: int, now: float) -> None:
+        with self._lock:
+            self._loaded += 1
+            self._bytes += size
+            self._ended = now
+            self._window = [(t, s) for t, s in self._window if t > now - 1.0]
+            self._window.append((now, size))
+            self._peak = max(self._peak, sum(s for _, s in self._window))
+
+    @property
+    def loaded(self) -> int:
+        return self._loaded
+
+    @property
+    def planned(self) -> int:
+        return self._planned
+
+    def snapshot(self, added_seconds: float) -> Warm:
+        with self._lock:
+            seconds = self._ended - self._started
+            rate = self._bytes / seconds if seconds > 0 else 0.0
+            return Warm(self._planned, self._loaded, self._bytes, seconds, rate, float(self._peak), added_seconds)
+
+
+class WarmupFlow:
+    """Runs once, on a thread of its own, from the first attach on."""
+
+    def __init__(
+        self,
+        bounds: Prewarm,
+        readiness: Readiness,
+        members: MemberView,
+        dialer: Dialer,
+        fetcher: Fetcher,
+        account: Account,
+    ) -> None:
+        self._bounds = bounds
+        self._readiness = readiness
+        self._members = members
+        self._dialer = dialer
+        self._fetcher = fetcher
+        self._account = account
+        self.progress = WarmProgress()
+
+    def start(self, slab: Slab, ended: Callable[[str], None]) -> None:
+        """`ended(reason)` is called once: empty when the target is reached, else what kept the warm-up from it."""
+
+        def run() -> None:
+            try:
+                reason = self._warm(slab, ended)
+            except Exception:
+                log.exception("warm-up failed")
+                reason = "warm_incomplete"
+            if reason is not None:
+                ended(reason)
+
+        threading.Thread(target=run, name="kvpool-warmup", daemon=True).start()
+
+    def _warm(self, slab: Slab, ended: Callable[[str], None]) -> str | None:
+        """The reason to end with, or None when `ended` was called on the way."""
+        plan = self._plan(slab)
+        if not plan:
+            return "nothing_to_warm"
+        deadline = time.monotonic() + self._readiness.deadlineSeconds
+        self.progress.begin(len(plan), time.monotonic())
+        self._account.event("warm_begin", blocks=len(plan), bytes=len(plan) * slab.slot_bytes)
+        here = slab.arena.held([block.key for block in plan])
+        for known in here:
+            if known:
+                self.progress.arrived(0, time.monotonic())
+        missing = [block for block, known in zip(plan, here, strict=True) if not known]
+        batches: queue.SimpleQueue[tuple[str, list[WarmBlock]]] = queue.SimpleQueue()
+        for batch in share_out(missing, BATCH_BLOCKS, random.Random()):
+            batches.put(batch)
+        target = -(-len(plan) * self._readiness.targetPercent // 100)
+        told = threading.Event()
+        bucket = TokenBucket(self._bounds.maxBytesPerSecond, slab.slot_bytes, time.monotonic())
+        bucket_lock = threading.Lock()
+
+        def arrived(size: int) -> None:
+            self.progress.arrived(size, time.monotonic())
+            if self.progress.loaded >= target and not told.is_set():
+                told.set()
+                self._account.event("warm_end", blocks=self.progress.loaded)
+                ended("")
+
+        def stream() -> None:
+            while time.monotonic() < deadline:
+                try:
+                    address, blocks = batches.get_nowait()
+                except queue.Empty:
+                    return
+                with bucket_lock:
+                    pause = bucket.take(len(blocks) * slab.slot_bytes, time.monotonic())
+                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+                wanted = [Wanted(b.key, b.parent) for b in blocks]
+                self._fetcher.fetch(slab, address, wanted, "prewarm", deadline, arrived)
+
+        streams = [
+            threading.Thread(target=stream, name="kvpool-warm", daemon=True) for _ in range(self._bounds.maxStreams)
+        ]
+        for thread in streams:
+            thread.start()
+        for thread in streams:
+            thread.join()
+        if told.is_set():
+            return None
+        if self.progress.loaded >= target:
+            return ""
+        return "warm_deadline" if time.monotonic() >= deadline else "warm_incomplete"
+
+    def _plan(self, slab: Slab) -> list[WarmBlock]:
+        self._members.settle(SETTLE_SECONDS)
+        lists = {}
+        for member in self._members.live(slab.fingerprint):
+            if member.welcome is not None and member.welcome.blocks:
+                try:
+                    lists[member.address] = self._dialer.hot(member.address, slab.fingerprint, MAX_LIST, LIST_SECONDS)
+                except PeerError as error:
+                    log.info("no hot list from %s: %s", member.address, error)
+        budget = min(self._bounds.maxBytes // slab.slot_bytes, slab.arena.slot_count)
+        return plan_warmup(lists, budget, random.Random())

@@ -1,0 +1,1 @@
+"""What people and the operator see: status, metrics, and the engine's own health and counters."""

@@ -1,0 +1,65 @@
+"""The worker's metrics, made from its status at each scrape, so the two can't tell different stories."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kvpool_contract.status import AgentStatus
+
+STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)")
+
+
+class StatusCollector:
+    """Families with the prefix kvpool_."""
+
+    def __init__(self, status: Callable[[], AgentStatus]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        state = GaugeMetricFamily("kvpool_state", "1 for the agent's state, else 0", labels=["state"])
+        for word in STATES:
+            state.add_metric([word], float(status.state == word))
+        yield state
+        yield GaugeMetricFamily("kvpool_attached", "1 while an engine session is open", value=float(status.attached))
+        yield CounterMetricFamily("kvpool_attaches", "Attaches granted", value=status.attaches)
+        yield GaugeMetricFamily("kvpool_arena_limit_bytes", "Byte limit of the arena", value=status.arena.limit_bytes)
+        yield GaugeMetricFamily("kvpool_arena_used_bytes", "Bytes of slots in use", value=status.arena.used_bytes)
+        yield GaugeMetricFamily("kvpool_arena_blocks", "Blocks held", value=status.arena.blocks)
+        yield CounterMetricFamily("kvpool_arena_evicted_blocks", "Blocks evicted", value=status.arena.evicted_blocks)
+        hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
+        hits.add_metric(["computed"], status.hits.computed_blocks)
+        hits.add_metric(["local"], status.hits.local_blocks)
+        hits.add_metric(["shared"], status.hits.shared_blocks)
+        yield hits
+        misses = CounterMetricFamily("kvpool_missed_blocks", "Blocks looked up and not loaded", labels=["reason"])
+        for reason, blocks in sorted(status.misses.items()):
+            misses.add_metric([reason], blocks)
+        yield misses
+        moved = CounterMetricFamily("kvpool_transfer_bytes", "Bytes moved", labels=["transfer"])
+        for what, transfer in sorted(status.transfers.items()):
+            moved.add_metric([what], transfer.bytes)
+        yield moved
+        events = CounterMetricFamily("kvpool_events", "Things that happened, by word", labels=["event"])
+        for word, count in sorted(status.counters.items()):
+            events.add_metric([word], count)
+        yield events
+        warm = GaugeMetricFamily("kvpool_warm_blocks", "Blocks of the warm-up", labels=["step"])
+        warm.add_metric(["planned"], status.warm.planned_blocks)
+        warm.add_metric(["loaded"], status.warm.loaded_blocks)
+        yield warm
+        yield GaugeMetricFamily(
+            "kvpool_added_seconds",
+            "Seconds that the pool added to this start",
+            value=status.warm.added_seconds,
+        )
+        yield GaugeMetricFamily(
+            "kvpool_live_members", "Other members that answer", value=sum(p.live for p in status.peers)
+        )
+
+
+def registry(status: Callable[[], AgentStatus]) -> CollectorRegistry:
+    made = CollectorRegistry()
+    made.register(StatusCollector(status))
+    return made

@@ -1,0 +1,145 @@
+"""The asking side: idle connections kept by address, one request at a time on each, every one with a deadline."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import Connection, PeerError
+from kvpool_agent.policy.heat import HotBlock
+
+HANDSHAKE_SECONDS = 2.0
+IDLE_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this agent is: its pool, its pod's UID, and this worker's own random name."""
+
+    pool: str
+    member: str
+    incarnation: str
+
+
+class Dialer:
+    """Requests to other members. Raises PeerError; any thread may call."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._hello = frames.Hello(list(frames.VERSIONS), identity.pool, identity.member, identity.incarnation)
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Connection]] = {}
+
+    def handshake(self, address: str, seconds: float = HANDSHAKE_SECONDS) -> tuple[Connection, frames.Welcome]:
+        """A new connection, greeted."""
+        connection = Connection.dial(address, seconds)
+        try:
+            connection.settimeout(seconds)
+            connection.send(self._hello)
+            return connection, self.expect_welcome(connection)
+        except PeerError:
+            connection.close()
+            raise
+
+    @staticmethod
+    def expect_welcome(connection: Connection) -> frames.Welcome:
+        message, tail_length = connection.receive()
+        if isinstance(message, frames.Refused):
+            raise PeerError(f"refused: {message.reason}")
+        if not isinstance(message, frames.Welcome) or tail_length:
+            raise PeerError(f"no handshake: the peer answered {type(message).__name__}")
+        return message
+
+    def locate(self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float) -> list[bool]:
+        """For each key whether the member holds it."""
+        with self._lent(address, seconds) as connection:
+            connection.send(frames.Locate(fingerprint), frames.pack_keys(keys))
+            message, tail_length = connection.receive()
+            if isinstance(message, frames.Refused):
+                return [False] * len(keys)
+            if not isinstance(message, frames.Located) or tail_length != len(keys):
+                raise PeerError(f"bad answer to a lookup: {type(message).__name__} with {tail_length} bytes")
+            return [held == 1 for held in connection.read(tail_length)]
+
+    def hot(self, address: str, fingerprint: bytes, limit: int, seconds: float) -> list[HotBlock]:
+        """The member's hot list."""
+        with self._lent(address, seconds) as connection:
+            connection.send(frames.Hot(fingerprint, limit))
+            message, tail_length = connection.receive()
+            if isinstance(message, frames.Refused):
+                return []
+            if not isinstance(message, frames.HotList) or tail_length > 64 * limit:
+                raise PeerError(f"bad answer to a hot list: {type(message).__name__} with {tail_length} bytes")
+            try:
+                return frames.unpack_hot(connection.read(tail_length))
+            except frames.FrameError as error:
+                raise PeerError(str(error)) from None
+
+    def fetch(
+        self,
+        address: str,
+        fingerprint: bytes,
+        keys: Sequence[bytes],
+        purpose: str,
+        deadline: float,
+        land: Callable[[int, bytes, int, Callable[[memoryview], None]], None],
+    ) -> None:
+        """Streams blocks in order until the source has sent what it has.
+
+        For each one that it holds, `land(index, tag, length, read_into)` must read exactly `length` bytes. deadline:
+        on the monotonic clock, for everything.
+        """
+        with self._lent(address, deadline - time.monotonic()) as connection:
+            connection.send(
+                frames.Fetch(fingerprint, purpose, max(0.0, deadline - time.monotonic())),
+                frames.pack_keys(keys),
+            )
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise PeerError("the deadline has passed")
+                connection.settimeout(left)
+                message, tail_length = connection.receive()
+                if isinstance(message, frames.FetchEnd):
+                    return
+                if isinstance(message, frames.Refused):
+                    raise PeerError(f"refused: {message.reason}")
+                if not isinstance(message, frames.Block) or not 0 <= message.index < len(keys):
+                    raise PeerError(f"bad answer to a fetch: {type(message).__name__}")
+                if message.tag:
+                    land(message.index, message.tag, tail_length, connection.read_into)
+
+    @contextmanager
+    def _lent(self, address: str, seconds: float) -> Iterator[Connection]:
+        """A connection for one request; it is kept only if that ended well."""
+        if seconds <= 0:
+            raise PeerError("the deadline has passed")
+        with self._lock:
+            idle = self._idle.get(address)
+            connection = idle.pop() if idle else None
+        if connection is None:
+            connection, _ = self.handshake(address, min(seconds, HANDSHAKE_SECONDS))
+        connection.settimeout(seconds)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            kept = self._idle.setdefault(address, [])
+            if len(kept) < IDLE_KEPT:
+                kept.append(connection)
+                return
+        connection.close()
+
+    def forget(self, address: str) -> None:
+        """Closes the idle connections to an address that has gone."""
+        with self._lock:
+            idle = self._idle.pop(address, [])
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        for address in list(self._idle):
+            self.forget(address)

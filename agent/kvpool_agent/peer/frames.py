@@ -1,0 +1,156 @@
+"""Frames between agents: length, msgpack header, raw tail. Sans-IO: this module turns messages into bytes and back.
+
+Frame: 4 bytes header length, 4 bytes tail length (big-endian), header, tail. The header is one of the messages
+below, told apart by its `t` field. A connection begins with Hello and Welcome, which agree on a version.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_contract.names import BLOCK_KEY_BYTES
+
+VERSIONS = (1,)
+MAX_HEADER = 64 << 10
+MAX_TAIL = 1 << 30
+MAX_KEYS = 16_384
+LENGTHS = struct.Struct("!II")
+_HOT = struct.Struct(f"!{BLOCK_KEY_BYTES}s{BLOCK_KEY_BYTES}sIdB")
+
+
+class FrameError(Exception):
+    """The peer's bytes are no frame of this protocol; the connection is dropped."""
+
+
+class Message(msgspec.Struct, tag_field="t"):
+    """Base of all messages. Unknown fields are ignored, so a newer peer may say more."""
+
+
+class Hello(Message, tag="hello"):
+    """First frame of a connection: versions spoken, the pool, who asks."""
+
+    versions: list[int]
+    pool: str
+    member: str
+    incarnation: str
+
+
+class Welcome(Message, tag="welcome"):
+    """Answer to Hello and Ping: the version chosen, who answers, its state, its format (hex) and its blocks."""
+
+    version: int
+    member: str
+    incarnation: str
+    state: str
+    format: str
+    blocks: int
+
+
+class Ping(Message, tag="ping"):
+    """Are you there, and how are you."""
+
+
+class Refused(Message, tag="refused"):
+    """Not served, and why; `retry_after` in seconds where waiting helps."""
+
+    reason: str
+    retry_after: float = 0.0
+
+
+class Locate(Message, tag="locate"):
+    """Which of these blocks do you hold? Tail: their keys."""
+
+    format: bytes
+
+
+class Located(Message, tag="located"):
+    """Tail: one byte for each key, 1 where it is held."""
+
+
+class Fetch(Message, tag="fetch"):
+    """Send me these blocks. Tail: their keys. `seconds`: how long the asker will wait at most."""
+
+    format: bytes
+    purpose: str
+    seconds: float
+
+
+class Block(Message, tag="block"):
+    """One block of a Fetch, by its index there. Tail: its bytes. Not held any more: `tag` and tail are empty."""
+
+    index: int
+    tag: bytes
+
+
+class FetchEnd(Message, tag="end"):
+    """All blocks of a Fetch that are held have been sent."""
+
+
+class Hot(Message, tag="hot"):
+    """What of this format do you hold that is hot? At most `limit` blocks."""
+
+    format: bytes
+    limit: int
+
+
+class HotList(Message, tag="hotlist"):
+    """Tail: packed entries, hottest first."""
+
+
+AnyMessage = Hello | Welcome | Ping | Refused | Locate | Located | Fetch | Block | FetchEnd | Hot | HotList
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: AnyMessage, tail_length: int = 0) -> bytes:
+    """The frame's bytes up to its tail, which the caller sends after them."""
+    header = _encoder.encode(message)
+    return LENGTHS.pack(len(header), tail_length) + header
+
+
+def decode_lengths(data: bytes) -> tuple[int, int]:
+    """(header length, tail length) of the 8 bytes that begin a frame."""
+    header, tail = LENGTHS.unpack(data)
+    if header > MAX_HEADER or tail > MAX_TAIL:
+        raise FrameError(f"frame over the limits: header {header}, tail {tail} bytes")
+    return header, tail
+
+
+def decode(header: bytes) -> AnyMessage:
+    try:
+        return _decoder.decode(header)
+    except msgspec.DecodeError as error:
+        raise FrameError(f"frame header can't be read: {error}") from None
+
+
+def pack_keys(keys: Sequence[bytes]) -> bytes:
+    return b"".join(keys)
+
+
+def unpack_keys(tail: bytes) -> list[bytes]:
+    if len(tail) % BLOCK_KEY_BYTES or len(tail) > MAX_KEYS * BLOCK_KEY_BYTES:
+        raise FrameError(f"{len(tail)} bytes are no list of at most {MAX_KEYS} keys")
+    return [tail[i : i + BLOCK_KEY_BYTES] for i in range(0, len(tail), BLOCK_KEY_BYTES)]
+
+
+def pack_hot(blocks: Sequence[HotBlock]) -> bytes:
+    return b"".join(
+        _HOT.pack(b.key, b.parent.ljust(BLOCK_KEY_BYTES, b"\0"), b.depth, b.heat, bool(b.parent)) for b in blocks
+    )
+
+
+def unpack_hot(tail: bytes) -> list[HotBlock]:
+    if len(tail) % _HOT.size:
+        raise FrameError(f"{len(tail)} bytes are no hot list")
+    return [
+        HotBlock(key, parent if has_parent else b"", depth, heat)
+        for key, parent, depth, heat, has_parent in _HOT.iter_unpack(tail)
+    ]
+
+
+def choose_version(offered: Sequence[int]) -> int | None:
+    """The highest version that both sides speak."""
+    return max(set(offered) & set(VERSIONS), default=None)

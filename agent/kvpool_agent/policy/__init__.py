@@ -1,0 +1,1 @@
+"""Rules without I/O: what is hot, what is warmed, when a pod is ready. Time and chance are arguments."""

@@ -1,0 +1,68 @@
+"""Heat: how many requests contained a block, each counting less as it ages (half-life one hour).
+
+Every request counts all its blocks, also those that the engine's own caches served, so a parent is never colder
+than its child and the hottest n blocks are closed under prefixes. Decay is folded into the increment: all values are
+kept as of one epoch, so nothing has to be swept.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+HALF_LIFE_SECONDS = 3600.0
+_REBASE_AFTER = 100 * HALF_LIFE_SECONDS  # before 2**x leaves the range of a float
+
+
+@dataclass(frozen=True)
+class HotBlock:
+    """A block's key, its parent's key (empty: it begins a prompt), its place in the chain from 0, its heat now."""
+
+    key: bytes
+    parent: bytes
+    depth: int
+    heat: float
+
+
+class HeatTable:
+    """Bounded: above `limit` blocks the coldest tenth is forgotten. Times in seconds of one clock."""
+
+    def __init__(self, limit: int = 1_000_000) -> None:
+        self._limit = limit
+        self._epoch = 0.0
+        self._entries: dict[bytes, tuple[float, bytes, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def count(self, chain: Sequence[bytes], now: float) -> None:
+        """One request contained these blocks, in this order from the beginning of its prompt."""
+        if not self._entries:
+            self._epoch = now
+        if now - self._epoch > _REBASE_AFTER:
+            self._rebase(now)
+        weight = 2.0 ** ((now - self._epoch) / HALF_LIFE_SECONDS)
+        parent = b""
+        for depth, key in enumerate(chain):
+            heat = self._entries[key][0] if key in self._entries else 0.0
+            self._entries[key] = (heat + weight, parent, depth)
+            parent = key
+        if len(self._entries) > self._limit:
+            keep = sorted(self._entries.items(), key=lambda item: (-item[1][0], item[1][2]))
+            self._entries = dict(keep[: self._limit - self._limit // 10])
+
+    def hottest(self, held: Iterable[bytes], now: float, limit: int) -> list[HotBlock]:
+        """The hottest of the blocks in `held`, hottest first and parents before children; blocks never counted
+        are left out."""
+        scale = 2.0 ** (-(now - self._epoch) / HALF_LIFE_SECONDS)
+        found = [
+            HotBlock(key, parent, depth, heat * scale)
+            for key in held
+            if (entry := self._entries.get(key)) is not None
+            for heat, parent, depth in (entry,)
+        ]
+        found.sort(key=lambda block: (-block.heat, block.depth, block.key))
+        return found[:limit]
+
+    def _rebase(self, now: float) -> None:
+        scale = 2.0 ** (-(now - self._epoch) / HALF_LIFE_SECONDS)
+        self._entries = {k: (heat * scale, p, d) for k, (heat, p, d) in self._entries.items() if heat * scale > 1e-9}
+        self._epoch = now

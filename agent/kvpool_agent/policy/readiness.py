@@ -1,0 +1,83 @@
+"""The states of an agent and the way between them.
+
+Starting → Warming → Ready(warm) | Ready(degraded, reason). Ready is a latch: the supervisor keeps it for the life of
+the agent's container, so no later outage empties a Service. Pure: events go in with their time, the state comes out.
+"""
+
+from dataclasses import dataclass
+
+STARTING, WARMING, WARM, DEGRADED = "Starting", "Warming", "Ready(warm)", "Ready(degraded)"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds from the first attach to giving up on the hot set, and from a healthy engine to giving up on attach."""
+
+    deadline_seconds: float
+    attach_grace_seconds: float
+
+
+class Readiness:
+    """`state`, `reason` (of Ready(degraded), else empty) and `ready_at`. Times in seconds of one clock."""
+
+    def __init__(self, limits: Limits, *, latched: bool = False) -> None:
+        """latched: an earlier worker of this container was ready already; its arena is gone."""
+        self._limits = limits
+        self.state = DEGRADED if latched else STARTING
+        self.reason = "arena_lost" if latched else ""
+        self.latched = latched
+        self.healthy_at: float | None = None
+        self.attached_at: float | None = None
+        self.ready_at: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.state in (WARM, DEGRADED)
+
+    @property
+    def added_seconds(self) -> float:
+        """What the pool cost this start: ready − max(engine healthy, attached), 0 until all are known."""
+        known = [t for t in (self.healthy_at, self.attached_at) if t is not None]
+        if self.ready_at is None or not known or self.latched:
+            return 0.0
+        return max(0.0, self.ready_at - max(known))
+
+    def engine_healthy(self, now: float) -> None:
+        if self.healthy_at is None:
+            self.healthy_at = now
+
+    def attached(self, now: float) -> None:
+        """An engine session has begun; warming starts with the first one."""
+        if self.attached_at is None:
+            self.attached_at = now
+        if self.state == STARTING:
+            self.state = WARMING
+        elif self.reason in ("not_attached", "agent_unreachable"):
+            self.reason = "nothing_to_warm"
+
+    def bare(self, reason: str, now: float) -> None:
+        """The engine starts, or goes on, without the pool."""
+        self._enter(DEGRADED, reason, now)
+
+    def warmed(self, reason: str, now: float) -> None:
+        """The warm-up has ended: with an empty reason the hot set is in, else what kept it from that."""
+        if self.state == DEGRADED and self.reason == "arena_lost" and reason:
+            return
+        self._enter(DEGRADED if reason else WARM, reason, now)
+
+    def tick(self, now: float) -> None:
+        """Lets deadlines pass."""
+        limits = self._limits
+        if self.state == WARMING and _passed(self.attached_at, limits.deadline_seconds, now):
+            self._enter(DEGRADED, "warm_deadline", now)
+        elif self.state == STARTING and _passed(self.healthy_at, limits.attach_grace_seconds, now):
+            self._enter(DEGRADED, "not_attached", now)
+
+    def _enter(self, state: str, reason: str, now: float) -> None:
+        self.state, self.reason = state, reason
+        if self.ready_at is None:
+            self.ready_at = now
+
+
+def _passed(since: float | None, seconds: float, now: float) -> bool:
+    return since is not None and now - since >= seconds

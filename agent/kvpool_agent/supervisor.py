@@ -1,0 +1,197 @@
+"""The agent's PID 1: owns the probes, the readiness latch and the arena's memory; restarts the worker.
+
+A sidecar that does not run makes its pod unready, so this process must not fail: standard library alone, and of the
+network it parses GETs of three fixed paths, nothing else. A crash of the worker is a cache miss, not an outage.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+log = logging.getLogger("kvpool.supervisor")
+
+BEAT_SECONDS = 10.0
+STOP_SECONDS = 5.0
+BACK_OFF = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+STEADY_SECONDS = 60.0
+REQUEST_BYTES = 1024
+REQUEST_SECONDS = 1.0
+MAX_PROBES = 16
+
+
+class Probes(threading.Thread):
+    """Answers /startedz, /readyz and /livez. `started` and `latched` only ever become true."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(name="probes", daemon=True)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=16)
+        self._places = threading.BoundedSemaphore(MAX_PROBES)
+        self.started = False
+        self.latched = False
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                time.sleep(0.1)
+                continue
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with contextlib.closing(connection), contextlib.suppress(OSError):
+                connection.settimeout(REQUEST_SECONDS)
+                request = b""
+                while b"\r\n" not in request and len(request) < REQUEST_BYTES:
+                    data = connection.recv(REQUEST_BYTES - len(request))
+                    if not data:
+                        return
+                    request += data
+                status, text = self.answer(request)
+                connection.sendall(
+                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+                    f"Connection: close\r\n\r\n{text}".encode()
+                )
+        finally:
+            self._places.release()
+
+    def answer(self, request: bytes) -> tuple[str, str]:
+        """(status line's rest, body) for the bytes that begin a request."""
+        answers = {
+            b"/startedz": (self.started, "started", "the worker has not opened its ports yet"),
+            b"/readyz": (self.latched, "ready", "not ready yet"),
+            b"/livez": (True, "alive", ""),
+        }
+        words = request.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] != b"GET" or words[1] not in answers:
+            return "404 Not Found", "GET /startedz, /readyz or /livez\n"
+        holds, yes, no = answers[words[1]]
+        return ("200 OK", yes + "\n") if holds else ("503 Service Unavailable", no + "\n")
+
+
+class Supervisor:
+    """Runs the worker until told to stop."""
+
+    def __init__(self, options: argparse.Namespace, probes: Probes) -> None:
+        self._options = options
+        self._probes = probes
+        self._arena = os.memfd_create("kvpool-arena", os.MFD_CLOEXEC)
+        self._member = os.environ.get("KVPOOL_MEMBER_UID") or f"local-{secrets.token_hex(4)}"
+        self._stopping = False
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+
+    def stop(self, *_: object) -> None:
+        self._stopping = True
+        if self._worker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._worker.terminate()
+
+    def run(self) -> None:
+        failures = 0
+        while not self._stopping:
+            began = time.monotonic()
+            code = self._run_worker()
+            if self._stopping:
+                return
+            failures = 0 if time.monotonic() - began > STEADY_SECONDS or code == 0 else failures + 1
+            pause = BACK_OFF[min(failures, len(BACK_OFF) - 1)]
+            log.warning("the worker ended with code %s; it is started again in %.1f s", code, pause)
+            until = time.monotonic() + pause
+            while time.monotonic() < until and not self._stopping:
+                time.sleep(0.05)
+
+    def _run_worker(self) -> int:
+        """One worker's life; kills it when its heartbeat stops."""
+        reading, writing = os.pipe()
+        command = [
+            sys.executable, "-m", "kvpool_agent.worker",
+            "--config", str(self._options.config), "--run-dir", str(self._options.run_dir),
+            "--bind", self._options.bind, "--peer-port", str(self._options.peer_port),
+            "--worker-port", str(self._options.worker_port), "--member", self._member,
+            "--arena-fd", str(self._arena), "--beat-fd", str(writing),
+            *(["--restarted"] if self._starts else []), *(["--latched"] if self._probes.latched else []),
+        ]  # fmt: skip
+        self._starts += 1
+        try:
+            self._worker = subprocess.Popen(command, pass_fds=(self._arena, writing), stdin=subprocess.DEVNULL)
+        finally:
+            os.close(writing)
+        try:
+            self._listen(reading, self._worker)
+        finally:
+            os.close(reading)
+        return self._end(self._worker)
+
+    def _listen(self, reading: int, worker: subprocess.Popen[bytes]) -> None:
+        """Follows the heartbeat until the pipe closes, it stops, or the supervisor is told to stop."""
+        pending = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(reading, selectors.EVENT_READ)
+            last = time.monotonic() + 20.0  # a first start imports and listens before it beats
+            while not self._stopping:
+                if selector.select(0.2):
+                    data = os.read(reading, 4096)
+                    if not data:
+                        return
+                    last = time.monotonic()
+                    *lines, pending = (pending + data).split(b"\n")
+                    for line in lines:
+                        self._beat(line)
+                elif time.monotonic() - last > BEAT_SECONDS:
+                    log.error("the worker's heartbeat has stopped for %.0f s; it is killed", BEAT_SECONDS)
+                    worker.kill()
+                    return
+
+    def _beat(self, line: bytes) -> None:
+        with contextlib.suppress(ValueError):
+            message = json.loads(line)
+            self._probes.started = True
+            if message.get("ready") and not self._probes.latched:
+                log.info("ready: latched for the life of this container")
+                self._probes.latched = True
+
+    @staticmethod
+    def _end(worker: subprocess.Popen[bytes]) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return worker.wait(STOP_SECONDS)
+        worker.kill()
+        return worker.wait()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="kvpool_agent", description="kvpool's sidecar agent")
+    parser.add_argument("--config", type=Path, required=True, help="agent.json, written by the operator or by hand")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the engine port's socket")
+    parser.add_argument("--bind", default="0.0.0.0", help="address to listen on")
+    parser.add_argument("--peer-port", type=int, default=7700, help="port for other members")
+    parser.add_argument("--supervisor-port", type=int, default=7701, help="port of /startedz, /readyz, /livez")
+    parser.add_argument("--worker-port", type=int, default=7702, help="port of /status and /metrics")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    options = parse(sys.argv[1:])
+    probes = Probes(options.bind, options.supervisor_port)
+    probes.start()
+    supervisor = Supervisor(options, probes)
+    signal.signal(signal.SIGTERM, supervisor.stop)
+    signal.signal(signal.SIGINT, supervisor.stop)
+    supervisor.run()

@@ -1,0 +1,74 @@
+"""The worker process, started and watched by the supervisor: `python3 -m kvpool_agent.worker`."""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from kvpool_agent.app import Agent, Place
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_contract.config import ConfigError, decode_config
+
+log = logging.getLogger("kvpool.agent")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="kvpool_agent.worker")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--bind", required=True)
+    parser.add_argument("--peer-port", type=int, required=True)
+    parser.add_argument("--worker-port", type=int, required=True)
+    parser.add_argument("--member", required=True)
+    parser.add_argument("--arena-fd", type=int, required=True, help="memory file that the supervisor holds")
+    parser.add_argument("--beat-fd", type=int, required=True, help="pipe to the supervisor")
+    parser.add_argument("--restarted", action="store_true")
+    parser.add_argument("--latched", action="store_true")
+    return parser.parse_args(arguments)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    decoded = decode_config(options.config.read_bytes())
+    if decoded.unknown_fields:
+        log.warning("configuration fields that this version does not know: %s", ", ".join(decoded.unknown_fields))
+    memory = ArenaMemory(options.arena_fd, decoded.config.arenaBytes)
+    place = Place(
+        options.bind,
+        options.peer_port,
+        options.worker_port,
+        options.run_dir,
+        options.member,
+        options.restarted,
+        options.latched,
+    )
+
+    def beat(ready: bool) -> None:
+        os.write(options.beat_fd, json.dumps({"ready": ready}).encode() + b"\n")
+
+    agent = Agent(decoded, place, memory, beat)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    options = parse(sys.argv[1:])
+    try:
+        asyncio.run(serve(options))
+    except (ConfigError, OSError) as error:
+        log.critical("%s", error)
+        logging.shutdown()
+        os._exit(2)
+    # daemon threads may sit in a transfer; the process has nothing left to save
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

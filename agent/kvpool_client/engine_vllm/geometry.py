@@ -1,0 +1,78 @@
+"""What the tier knows of the engine's memory: the host pool, and the format's fields that only the core process has.
+
+Relies on attributes of vLLM's spec that are not documented (`_scheduler_mmap` and its `fd` and `mmap_path`); the
+suite runs against each tested version.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvpool_client.engine_vllm.configuration import FORMAT_FIELD
+from kvpool_client.memory import address_of, reopen_read_only
+
+# the engine's hash of a block (SHA-256) and 4 bytes of its KV-cache group
+HASH_BYTES = 32
+KEY_BYTES = HASH_BYTES + 4
+
+
+@dataclass(frozen=True)
+class HostPool:
+    """`rows` rows of `row_bytes` bytes from `address`; `descriptor` reads the same memory."""
+
+    rows: int
+    row_bytes: int
+    address: int
+    descriptor: int
+
+
+def host_pool(spec: Any, view: memoryview) -> HostPool:
+    """The engine's host pool. Its name is removed: every rank has mapped it by now, and a name that stays behind
+    after a kill would take the room of the next start."""
+    region = spec._scheduler_mmap
+    descriptor = reopen_read_only(region.fd)
+    with contextlib.suppress(FileNotFoundError):
+        Path(region.mmap_path).unlink()
+    rows, row_bytes = view.shape or (0, 0)
+    return HostPool(rows, row_bytes, address_of(view.cast("B")), descriptor)
+
+
+def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
+    """The attach verb's fields: format, geometry, and what the agent decides by."""
+    return {
+        "format": format_fields(spec, pool.row_bytes),
+        "row_bytes": pool.row_bytes,
+        "rows": pool.rows,
+        "hash_bytes": HASH_BYTES,
+        "groups": len(spec.config.groups),
+    }
+
+
+def format_fields(spec: Any, row_bytes: int) -> dict[str, Any]:
+    """All fields of the format: those gathered with the engine's configuration and those of its memory."""
+    from vllm.v1.core import kv_cache_utils
+
+    config = spec.config
+    parallel = config.parallel
+    return {
+        **config.extra_config[FORMAT_FIELD],
+        "kv_dtype": config.model.dtype,
+        "layout": str(config.kv_cache_layout or ""),
+        "block_tokens": spec.blocks_per_chunk * min(group.tokens_per_block for group in config.groups),
+        "engine_block_tokens": [group.tokens_per_block for group in config.groups],
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "row_bytes": row_bytes,
+        "bytes_per_engine_block": config.worker_kv_bytes_per_block,
+        "groups": [list(group.layer_names) for group in config.groups],
+        "parallel": {
+            "world": parallel.world_size,
+            "tensor": parallel.tp_size,
+            "pipeline": parallel.pp_size,
+            "prefill_context": parallel.pcp_size,
+            "decode_context": parallel.dcp_size,
+        },
+        "replicated_layout": bool(spec.replicated_layout),
+        "canonical_layout": bool(config.canonical_layout),
+        "hash_seed": bytes(getattr(kv_cache_utils, "NONE_HASH", b"")).hex(),
+    }

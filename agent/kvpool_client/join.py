@@ -1,0 +1,99 @@
+"""Joining an unmodified engine by its environment alone, without ever stopping it.
+
+vLLM calls `register` as a general plug-in, in every one of its processes. It wraps the step in which the engine
+builds its configuration: there the cache connector is filled in where the user has none. Whatever stands against
+that (no room, an unknown version, a broken adapter, the engine's own refusal) is a bare start with a reason, told
+to the agent; an exception here would end the engine, so there is none.
+"""
+
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from kvpool_client import session, settings
+
+log = logging.getLogger("kvpool.client")
+
+# minor versions of vLLM in which the whole suite has passed
+TESTED_VLLM = ("0.32",)
+_MARK = "_kvpool_joined"
+
+
+def register() -> None:
+    """Entry point of the group vllm.general_plugins."""
+    text = os.environ.get(settings.VARIABLE)
+    if not text:
+        return
+    try:
+        _wrap(settings.parse(text))
+    except ValueError as error:
+        log.error("kvpool: %s; the engine serves without the pool", error)
+    except Exception:
+        log.exception("kvpool: could not join; the engine serves without the pool")
+
+
+def _wrap(chosen: settings.Settings) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if getattr(original, _MARK, False):
+        return
+
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return configure(chosen, self, lambda: original(self, *args, **kwargs))
+
+    setattr(create_engine_config, _MARK, True)
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], Any]) -> Any:
+    """Builds the engine's configuration with the connector where it can be, else without, and reports why."""
+
+    def bare(reason: str, detail: str) -> Any:
+        log.warning("kvpool: %s: %s; the engine serves without the pool", reason, detail)
+        session.report_bare(chosen.socket, reason, detail)
+        arguments.kv_transfer_config = None
+        return create()
+
+    if arguments.kv_transfer_config is not None:
+        log.warning("kvpool: the user has a KV connector; left as it is")
+        session.report_bare(chosen.socket, "foreign_connector", "kv_transfer_config is set")
+        return create()
+    try:
+        obstacle = find_obstacle(chosen)
+    except Exception:  # noqa: BLE001 - the adapter is foreign ground here
+        return bare("adapter_import_failed", traceback.format_exc(limit=-1))
+    if obstacle is not None:
+        return bare(*obstacle)
+    from kvpool_client.engine_vllm import configuration
+
+    try:
+        arguments.kv_transfer_config = configuration.connector(chosen)
+        config = create()
+    except Exception:  # noqa: BLE001 - tried again without our part, so a fault of the user's own shows as ever
+        return bare("config_refused", traceback.format_exc(limit=-1))
+    try:
+        obstacle = configuration.complete(chosen, config)
+    except Exception:  # noqa: BLE001
+        return bare("adapter_import_failed", traceback.format_exc(limit=-1))
+    return config if obstacle is None else bare(*obstacle)
+
+
+def find_obstacle(chosen: settings.Settings) -> tuple[str, str] | None:
+    """What forbids joining, as (reason, detail); raises when the adapter can't be imported."""
+    import vllm
+
+    minor = ".".join(str(vllm.__version__).split(".")[:2])
+    if minor not in TESTED_VLLM and not chosen.allow_untested:
+        return "engine_version_untested", f"vLLM {vllm.__version__}, tested {', '.join(TESTED_VLLM)}"
+    from kvpool_client.engine_vllm import cpu_worker, spec, tier  # noqa: F401
+
+    free = os.statvfs("/dev/shm")
+    if free.f_bavail * free.f_frsize < chosen.host_pool_bytes:
+        return (
+            "no_shm_room",
+            f"{chosen.host_pool_bytes} bytes wanted, {free.f_bavail * free.f_frsize} free in /dev/shm",
+        )
+    return None

@@ -1,0 +1,287 @@
+"""One replica of a pool on this machine: an agent process and a real vLLM server beside it, without Kubernetes.
+
+The demo and the engine tests start replicas with it. Every process is the leader of a group of its own and is ended
+by that group; every wait has a deadline and says what it waited for.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MIB = 2**20
+ENGINE_SECONDS = 240.0
+LOOPBACK = "127.0.0.1"
+T = TypeVar("T")
+
+
+class WaitError(RuntimeError):
+    """What was waited for did not come in time."""
+
+
+def wait_for(what: str, look: Callable[[], T], seconds: float, every: float = 0.1) -> T:
+    """The first true value of `look`, which may fail while things come up. Raises WaitError."""
+    until = time.monotonic() + seconds
+    last: object = None
+    while time.monotonic() < until:
+        try:
+            last = look()
+        except (OSError, ValueError, KeyError) as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(every)
+    raise WaitError(f"{what}: not within {seconds:.0f} s; last seen: {last}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def get(url: str, seconds: float = 5.0) -> bytes:
+    with urllib.request.urlopen(url, timeout=seconds) as answer:
+        return bytes(answer.read())
+
+
+def post(url: str, body: object, seconds: float = 300.0) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=seconds) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where the interpreters and the model lie (hack/prepare.py makes them)."""
+
+    engine_python: Path
+    model: Path
+    agent_python: Path = Path(sys.executable)
+
+    @classmethod
+    def prepared(cls) -> "Tools":
+        def path(what: str) -> Path:
+            command = [sys.executable, str(REPOSITORY / "hack/prepare.py"), what]
+            return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+
+        return cls(path("engine") / "bin/python", path("model"))
+
+
+@dataclass
+class Pool:
+    """What all replicas share: a folder, the members file, the model's options, bounds of the agents."""
+
+    tools: Tools
+    folder: Path
+    dtype: str = "float32"
+    block_tokens: int = 128
+    host_pool_bytes: int = 512 * MIB
+    device_bytes: int = 256 * MIB
+    max_model_len: int = 2048
+    agent: dict[str, Any] = field(default_factory=dict)
+    engine_environment: dict[str, str] = field(default_factory=dict)
+    replicas: list["Replica"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.members.touch()
+        install = [str(self.tools.agent_python), "-m", "kvpool_client.install", str(self.client)]
+        subprocess.run(install, check=True, stdout=subprocess.DEVNULL, env=_agent_environment())
+
+    @property
+    def members(self) -> Path:
+        return self.folder / "members"
+
+    @property
+    def client(self) -> Path:
+        return self.folder / "client"
+
+    def replica(self, name: str, **options: Any) -> "Replica":
+        made = Replica(self, name, **options)
+        self.replicas.append(made)
+        return made
+
+    def stop(self) -> None:
+        for replica in self.replicas:
+            replica.stop()
+
+
+def _agent_environment() -> dict[str, str]:
+    path = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "operator"))
+    return dict(os.environ, PYTHONPATH=path)
+
+
+class Replica:
+    """An agent and an engine. `start_agent` first, as a native sidecar does."""
+
+    def __init__(self, pool: Pool, name: str, agent: dict[str, Any] | None = None) -> None:
+        """agent: fields of this agent's configuration that differ from the pool's."""
+        self.pool = pool
+        self.name = name
+        self.folder = pool.folder / name
+        (self.folder / "run").mkdir(parents=True)
+        (self.folder / "empty").mkdir()
+        self.peer_port, self.supervisor_port, self.worker_port, self.engine_port = (free_port() for _ in range(4))
+        self.config: dict[str, Any] = {
+            "version": 1,
+            "pool": "demo",
+            "arenaBytes": 1024 * MIB,
+            "members": {"file": str(pool.members)},
+            "engine": {"port": self.engine_port},
+            **pool.agent,
+            **(agent or {}),
+        }
+        self.agent_process: subprocess.Popen[bytes] | None = None
+        self.engine_process: subprocess.Popen[bytes] | None = None
+        self.engine_started = 0.0
+
+    # -- processes -----------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        (self.folder / "agent.json").write_text(json.dumps(self.config))
+        with self.pool.members.open("a") as members:
+            members.write(f"{LOOPBACK}:{self.peer_port}\n")
+        command = [
+            str(self.pool.tools.agent_python), "-m", "kvpool_agent", "--config", str(self.folder / "agent.json"),
+            "--run-dir", str(self.folder / "run"), "--bind", LOOPBACK, "--peer-port", str(self.peer_port),
+            "--supervisor-port", str(self.supervisor_port), "--worker-port", str(self.worker_port),
+        ]  # fmt: skip
+        environment = dict(_agent_environment(), KVPOOL_MEMBER_UID=f"{self.name}-uid")
+        self.agent_process = self._spawn("agent", command, environment)
+        wait_for(f"agent {self.name} started", lambda: self.probe("startedz"), 30)
+
+    def start_engine(self, joined: bool = True, environment: dict[str, str] | None = None) -> None:
+        pool = self.pool
+        command = [
+            str(pool.tools.engine_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pool.tools.model),
+            "--served-model-name", "smol", "--host", LOOPBACK, "--port", str(self.engine_port), "--dtype", pool.dtype,
+            "--max-model-len", str(pool.max_model_len), "--block-size", "32", "--enforce-eager",
+            "--kv-cache-memory-bytes", str(pool.device_bytes),
+        ]  # fmt: skip
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        base = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        own = {"OMP_NUM_THREADS": "1", "VLLM_SERVER_DEV_MODE": "1", **offline, **pool.engine_environment}
+        if joined:
+            own |= {"PYTHONPATH": str(pool.client), "KVPOOL_CLIENT_CONFIG": json.dumps(self.client_config())}
+        self.engine_started = time.monotonic()
+        self.engine_process = self._spawn("engine", command, {**base, **own, **(environment or {})})
+
+    def client_config(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "socket": str(self.folder / "run" / "engine.sock"),
+            "hostPoolBytes": self.pool.host_pool_bytes,
+            "blockTokens": self.pool.block_tokens,
+            "allowUntested": False,
+        }
+
+    def _spawn(self, what: str, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        # started in an empty folder: a folder named vllm in the working directory would shadow the package
+        with (self.folder / f"{what}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, env=environment, cwd=self.folder / "empty", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def wait_engine(self, seconds: float = ENGINE_SECONDS) -> None:
+        def healthy() -> bool:
+            if self.engine_process is not None and self.engine_process.poll() is not None:
+                raise WaitError(f"engine {self.name} ended with {self.engine_process.returncode}: {self.log('engine')}")
+            return bool(get(f"{self.engine_url}/health", 2) is not None)
+
+        wait_for(f"engine {self.name} healthy", healthy, seconds, 0.25)
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        wait_for(f"agent {self.name} ready", lambda: self.probe("readyz"), seconds)
+
+    def stop_engine(self) -> None:
+        self.engine_process = _end_group(self.engine_process)
+
+    def stop(self) -> None:
+        self.stop_engine()
+        self.agent_process = _end_group(self.agent_process)
+
+    def log(self, what: str, size: int = 3000) -> str:
+        path = self.folder / f"{what}.log"
+        return path.read_text(errors="replace")[-size:] if path.exists() else ""
+
+    def worker_pid(self) -> int:
+        """The worker's process id: the supervisor's one child."""
+        assert self.agent_process is not None
+        pid = self.agent_process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    # -- asking --------------------------------------------------------------------------------------
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.engine_port}"
+
+    def probe(self, path: str) -> bool:
+        try:
+            return bool(get(f"http://{LOOPBACK}:{self.supervisor_port}/{path}", 2))
+        except urllib.error.HTTPError:
+            return False
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(get(f"http://{LOOPBACK}:{self.worker_port}/status"))
+        return found
+
+    def complete(self, prompt: Sequence[int] | str, tokens: int = 4, **options: Any) -> Any:
+        """A completion at temperature 0."""
+        body = {"model": "smol", "prompt": prompt, "max_tokens": tokens, "temperature": 0, **options}
+        return post(f"{self.engine_url}/v1/completions", body)
+
+    def prompt_tokens(self) -> dict[str, int]:
+        """The engine's own counters: prompt tokens computed, and cached on device, on host, by the pool."""
+        text = get(f"{self.engine_url}/metrics").decode()
+
+        def total(name: str, source: str) -> int:
+            pattern = rf'^vllm:{name}_total{{[^}}]*source="{source}"[^}}]*}} ([0-9.e+]+)$'
+            return int(sum(float(value) for value in re.findall(pattern, text, re.MULTILINE)))
+
+        return {
+            "computed": total("prompt_tokens_by_source", "local_compute"),
+            **{
+                word: total("prompt_tokens_cached_by_source", source)
+                for word, source in (("device", "device"), ("host", "host"), ("pool", "p2p"))
+            },
+        }
+
+    def forget_device(self) -> None:
+        """Empties the engine's device cache and keeps its host tier."""
+        post(f"{self.engine_url}/reset_prefix_cache", {})
+
+    def forget_all(self) -> None:
+        """Empties the engine's device cache and host tier."""
+        post(f"{self.engine_url}/reset_prefix_cache?reset_external=true", {})
+
+
+def _end_group(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
