@@ -182,7 +182,8 @@ def preflight() -> str:
     free = shutil.disk_usage(nearest).free / 2**30
     if not any(cache.glob("engine-*/.complete")) and free < MIN_DISK_GIB:
         lacking.append(f"{MIN_DISK_GIB} GiB of free disk under {cache} (there are {free:.1f}; KVPOOL_CACHE moves it)")
-    memory = int(next(line.split()[1] for line in Path("/proc/meminfo").open() if line.startswith("MemAvailable")))
+    meminfo = Path("/proc/meminfo").read_text().splitlines()
+    memory = int(next(line.split()[1] for line in meminfo if line.startswith("MemAvailable")))
     if memory / 2**20 < MIN_MEMORY_GIB:
         lacking.append(f"{MIN_MEMORY_GIB} GiB of free memory (there are {memory / 2**20:.1f})")
     return ", and ".join(lacking)

@@ -1,0 +1,27 @@
+# kvpool: `make demo` shows the main job on this machine, `make test` sets up everything and runs all suites.
+#
+# Variables: PYTHON (a Python 3.11), KVPOOL_CACHE (where environments and the model are kept, default
+# ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none).
+
+PYTHON ?= $(firstword $(shell command -v python3.11) python3)
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: help demo check test unit engine cluster
+
+export PYTHONDONTWRITEBYTECODE := 1
+export PYTHONPATH := $(CURDIR)/agent:$(CURDIR)/operator
+
+help:
+	@echo "make demo     three vLLM replicas on this machine share prefix KV-cache, the third joins warm"
+	@echo "make check    lint, types, arrows, unit tests (a minute)"
+	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
+	@echo "make engine   the suites with real agents and real vLLM"
+	@echo "make cluster  the suite on a real Kubernetes"
+
+demo:
+	@$(PYTHON) hack/prepare.py preflight
+	@$$($(PYTHON) hack/prepare.py dev)/bin/python examples/demo/demo.py
+
+check test unit engine cluster:
+	@$(PYTHON) hack/suites.py $@
+

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Runs the test suites, one after another, and prints how long each took against its budget.
+
+    suites.py check | test | unit | engine | cluster
+
+A suite that takes more than one and a half times its budget fails, even when its tests pass. Budgets are for a warm
+cache; what a first run fetches and builds is timed apart. The cluster suite runs where it finds a cluster (see
+tests/e2e/cluster/conftest.py); else the last line says what it needs, and with CI=true that is a failure.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import prepare
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("kvpool_contract", "kvpool_client", "kvpool_agent", "kvpool_operator", "kvpool_cli")
+CLUSTER_NEEDS = REPOSITORY / "hack" / "cluster_packages.sh"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite's name, its budget in minutes, and the commands that make it up."""
+
+    name: str
+    minutes: float
+    commands: list[list[str]]
+
+
+def tool(name: str) -> str:
+    return str(prepare.dev() / "bin" / name)
+
+
+def pytest(*paths: str) -> list[str]:
+    return [tool("python"), "-m", "pytest", "-q", "--durations=5", *paths]
+
+
+def lint() -> Suite:
+    mypy = [tool("mypy"), *(part for package in PACKAGES for part in ("-p", package))]
+    return Suite(
+        "lint",
+        0.75,
+        [
+            [tool("ruff"), "check", "."],
+            [tool("ruff"), "format", "--check", "-q", "."],
+            mypy,
+            [tool("lint-imports")],
+        ],
+    )
+
+
+def suites(action: str) -> list[Suite]:
+    unit = Suite("unit", 1, [pytest("tests/unit")])
+    engine = Suite("engine", 9, [pytest("tests/e2e/agent", "tests/e2e/engine")])
+    cluster = Suite("cluster", 12, [pytest("tests/e2e/cluster")])
+    return {
+        "check": [lint(), unit],
+        "unit": [unit],
+        "engine": [engine],
+        "cluster": [cluster],
+        "test": [lint(), unit, engine, cluster],
+    }[action]
+
+
+def cluster_lacks() -> str:
+    """What the cluster suite needs and this machine lacks, in one line; empty when it can run."""
+    if os.environ.get("KVPOOL_E2E_KUBECONFIG"):
+        return ""
+    testbed = Path(os.environ.get("KVPOOL_TESTBED") or REPOSITORY.parent / "shared" / "testbed")
+    if not (testbed / "cluster.py").exists():
+        return "KVPOOL_E2E_KUBECONFIG of a cluster, or KVPOOL_TESTBED"
+    if os.geteuid() != 0:
+        return "root, to start containers"
+    return ""
+
+
+def run(suite: Suite) -> tuple[bool, float]:
+    print(f"== {suite.name}", flush=True)
+    started = time.monotonic()
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    passed = all(subprocess.run(command, cwd=REPOSITORY, env=environment).returncode == 0 for command in suite.commands)
+    return passed, (time.monotonic() - started) / 60
+
+
+def main() -> None:
+    action = sys.argv[1] if len(sys.argv) == 2 else ""
+    if action not in ("check", "test", "unit", "engine", "cluster"):
+        raise SystemExit(__doc__)
+    continuous = os.environ.get("CI") == "true"
+    started = time.monotonic()
+    chosen = suites(action)
+    lacking = cluster_lacks() if any(suite.name == "cluster" for suite in chosen) else ""
+    if action in ("test", "engine", "cluster"):
+        prepare.engine()
+        prepare.model()
+    if any(suite.name == "cluster" for suite in chosen) and not lacking:
+        subprocess.run(["bash", str(CLUSTER_NEEDS)], check=True)
+        prepare.debian()
+    prepared = (time.monotonic() - started) / 60
+    rows, failed = [f"  {'set-up':10} {prepared:6.1f} min"], False
+    for suite in chosen:
+        if suite.name == "cluster" and lacking:
+            continue
+        passed, minutes = run(suite)
+        late = minutes > 1.5 * suite.minutes
+        verdict = "passed" if passed and not late else "FAILED" if not passed else "FAILED: half over its budget"
+        rows.append(f"  {suite.name:10} {minutes:6.1f} min of {suite.minutes:g}   {verdict}")
+        failed = failed or not passed or late
+        if not passed:
+            break
+    print("\n".join(["", "suites:", *rows]), flush=True)
+    if lacking:
+        print(f"cluster: not run, needs {lacking}", flush=True)
+        failed = failed or continuous
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
