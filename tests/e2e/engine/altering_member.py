@@ -1,0 +1,84 @@
+"""A member that serves another's blocks, one of them altered under a valid tag: the fidelity tests' negative control.
+
+It speaks the real peer protocol from the test's own process. What it serves passes every check that bytes can pass;
+only their content is wrong, so an engine that loads it must answer differently.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.tag import tag_of
+
+LOOPBACK = "127.0.0.1"
+POOL = "demo"
+
+
+def hot_list(source: str, fingerprint: bytes) -> list[HotBlock]:
+    """All blocks that the member at host:port has counted."""
+    dialer = Dialer(Identity(POOL, "test-uid", "test"))
+    try:
+        return dialer.hot(source, fingerprint, 10_000, 5)
+    finally:
+        dialer.close()
+
+
+class AlteringMember:
+    """Holds a copy of the given blocks of the member at host:port."""
+
+    pool = POOL
+
+    def __init__(self, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> None:
+        self._fingerprint = fingerprint
+        self._data: dict[bytes, bytearray] = {}
+        self.served = 0
+        dialer = Dialer(Identity(POOL, "altering-uid", "altering"))
+
+        def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
+            data = bytearray(length)
+            read_into(memoryview(data))
+            assert tag_of(keys[index], memoryview(data)) == tag
+            self._data[keys[index]] = data
+
+        dialer.fetch(source, fingerprint, keys, "demand", time.monotonic() + 60, land)
+        dialer.close()
+        self._server = PeerServer(LOOPBACK, 0, self)
+        self._server.start()
+        self.address = f"{LOOPBACK}:{self._server.port}"
+
+    def alter(self, key: bytes) -> None:
+        """Overwrites a thirtieth in the middle of a block with an ordinary number (0.75 in either type)."""
+        data = self._data[key]
+        start, length = len(data) // 2, len(data) // 30
+        data[start : start + length] = b"\x3f" * length
+
+    def close(self) -> None:
+        self._server.close()
+
+    # -- kvpool_agent.peer.serve.Source ----------------------------------------------------------------
+
+    def welcome(self, version: int) -> frames.Welcome:
+        fingerprint = self._fingerprint.hex()
+        return frames.Welcome(version, "altering-uid", "altering", "Ready(warm)", fingerprint, len(self._data))
+
+    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
+        return [fingerprint == self._fingerprint and key in self._data for key in keys]
+
+    def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
+        return []
+
+    @contextmanager
+    def blocks(
+        self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
+    ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
+        def each() -> Iterator[tuple[int, bytes, memoryview]]:
+            for index, key in enumerate(keys):
+                data = memoryview(self._data[key])
+                self.served += 1
+                yield index, tag_of(key, data), data
+
+        yield each()

@@ -1,0 +1,98 @@
+"""What a request took from where, by the engine's own counters, and what it answered."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from replica import Replica, wait_for
+
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """tokens: prompt tokens of this request by source; answer: token ids and all top log-probabilities."""
+
+    tokens: dict[str, int]
+    answer: tuple[tuple[str, ...], tuple[dict[str, float], ...]]
+
+
+def by_source(**tokens: int) -> dict[str, int]:
+    """Prompt tokens by source, zero where not given."""
+    return {source: tokens.get(source, 0) for source in ("computed", "device", "host", "pool")}
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Token ids that no other seed shares a prefix with."""
+    return [(seed * 7919 + i * 104_729 + seed * i) % 40_000 + 100 for i in range(length)]
+
+
+def ask(replica: Replica, tokens: Sequence[int], answer_tokens: int = 8) -> Outcome:
+    """One request at temperature 0, with the log-probabilities of the 20 likeliest tokens at each place.
+
+    A longer prompt than one block ends when the agent has heard of it, so that what it stored can be counted.
+    """
+    before = replica.prompt_tokens()
+    answer = replica.complete(
+        list(tokens), answer_tokens, logprobs=20, ignore_eos=True, return_tokens_as_token_ids=True
+    )["choices"][0]["logprobs"]
+    after = wait_for("the engine's counters", lambda: _grown(replica, before, len(tokens)), 20)
+    settle(replica)
+    return Outcome(
+        {source: after[source] - before[source] for source in after},
+        (tuple(answer["tokens"]), tuple(answer["top_logprobs"])),
+    )
+
+
+def _grown(replica: Replica, before: dict[str, int], length: int) -> dict[str, int] | None:
+    now = replica.prompt_tokens()
+    return now if sum(now.values()) - sum(before.values()) >= length else None
+
+
+def settle(replica: Replica, seconds: float = 20) -> dict[str, Any]:
+    """The agent's status once it has heard of the request's end and its counts stand still for half a second."""
+    last: dict[str, Any] = {}
+    since = time.monotonic()
+
+    def still() -> dict[str, Any] | None:
+        nonlocal last, since
+        status = replica.status()
+        now = {key: status[key] for key in ("hits", "transfers", "arena", "misses")}
+        if now != last:
+            last, since = now, time.monotonic()
+        return status if time.monotonic() - since > 0.5 else None
+
+    found = wait_for("the agent's counts to stand still", still, seconds)
+    assert found is not None
+    return found
+
+
+def moved(status: dict[str, Any], what: str) -> tuple[int, int]:
+    """(blocks, bytes) of one purpose and direction."""
+    transfer = status["transfers"].get(what, {"blocks": 0, "bytes": 0})
+    return transfer["blocks"], transfer["bytes"]
+
+
+@contextmanager
+def watching(replica: Replica) -> Iterator[list[bool]]:
+    """What /readyz answers, asked all the time while the context is open."""
+    answers: list[bool] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.02):
+            try:
+                answers.append(replica.probe("readyz"))
+            except OSError:
+                answers.append(False)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()

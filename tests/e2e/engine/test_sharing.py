@@ -1,0 +1,177 @@
+"""Two real vLLM replicas share blocks: nothing is computed twice, and no answer changes."""
+
+import os
+import signal
+
+import pytest
+from engine.altering_member import AlteringMember, hot_list
+from engine.measured import BLOCK, ask, by_source, moved, prompt, settle, watching
+from replica import Pool, Replica, wait_for
+
+BOTH_TYPES = pytest.mark.parametrize("pool", ["float32", "bfloat16"], indirect=True, scope="module")
+ONE_TYPE = pytest.mark.parametrize("pool", ["float32"], indirect=True, scope="module")
+
+
+@BOTH_TYPES
+@pytest.mark.parametrize(("blocks", "tail"), [(1, 1), (3, 17), (8, 31)])
+def test_a_continuation_from_another_replicas_blocks_equals_one_from_a_local_prefix_hit(
+    pool: Pool, blocks: int, tail: int
+) -> None:
+    a, b = pool.replicas[:2]
+    tokens = prompt(1000 + blocks, blocks * BLOCK + tail)
+    assert ask(a, tokens).tokens == by_source(computed=blocks * BLOCK + tail)
+    local = ask(a, tokens)
+    assert local.tokens == by_source(device=blocks * BLOCK, computed=tail)
+    shared = ask(b, tokens)
+    assert shared.tokens == by_source(pool=blocks * BLOCK, computed=tail)
+    assert shared.answer == local.answer
+
+
+@BOTH_TYPES
+@pytest.mark.parametrize("altered", [False, True])
+def test_one_altered_block_under_a_valid_tag_changes_the_answer_and_an_unaltered_one_does_not(
+    pool: Pool, altered: bool
+) -> None:
+    a, b = pool.replicas[:2]
+    address, fingerprint = f"127.0.0.1:{a.peer_port}", bytes.fromhex(a.status()["format"])
+    known = {block.key for block in hot_list(address, fingerprint)}
+    tokens = prompt(2000 + altered, 4 * BLOCK + 9)
+    ask(a, tokens)
+    local = ask(a, tokens)
+    chain = sorted(
+        (block for block in hot_list(address, fingerprint) if block.key not in known), key=lambda block: block.depth
+    )
+    assert [block.depth for block in chain] == [0, 1, 2, 3]
+    member = AlteringMember(address, fingerprint, [block.key for block in chain])
+    seeds = pool.members.read_text()
+    try:
+        if altered:
+            member.alter(chain[2].key)
+        pool.members.write_text(f"{member.address}\n")
+        sees_only(b, member.address)
+        answer = ask(b, tokens)
+        assert answer.tokens == by_source(pool=4 * BLOCK, computed=9)
+        assert member.served == 4
+        assert (answer.answer != local.answer) is altered
+    finally:
+        pool.members.write_text(seeds)
+        member.close()
+        sees_only(b, address)
+        sees_only(a, f"127.0.0.1:{b.peer_port}")
+
+
+def sees_only(replica: Replica, *addresses: str) -> None:
+    """Waits until these are the replica's peers, all live."""
+    wait_for(
+        f"{replica.name} sees {addresses}",
+        lambda: (
+            sorted(p["address"] for p in replica.status()["peers"] if p["live"]) == sorted(addresses)
+            and len(replica.status()["peers"]) == len(addresses)
+        ),
+        20,
+    )
+
+
+@ONE_TYPE
+def test_known_blocks_are_loaded_and_beyond_the_common_prefix_alone_is_stored_and_moved(pool: Pool) -> None:
+    a, b = pool.replicas[:2]
+    block_bytes = a.status()["format_fields"]["row_bytes"]
+    known = prompt(3000, 3 * BLOCK)
+    longer = [*known, *prompt(3001, 2 * BLOCK + 5)]
+    ask(a, [*known, 7, 8, 9])
+    before_a, before_b = settle(a), settle(b)
+
+    assert ask(b, longer).tokens == by_source(pool=3 * BLOCK, computed=2 * BLOCK + 5)
+    after_b = settle(b)
+    assert added(before_b, after_b, "demand_in") == (3, 3 * block_bytes)
+    assert added(before_b, after_b, "store_in") == (2, 2 * block_bytes)
+    assert hits_added(before_b, after_b) == (2, 0, 3)
+
+    assert ask(a, longer).tokens == by_source(device=3 * BLOCK, pool=2 * BLOCK, computed=5)
+    after_a = settle(a)
+    assert added(before_a, after_a, "demand_out") == (3, 3 * block_bytes)
+    assert added(before_a, after_a, "demand_in") == (2, 2 * block_bytes)
+    assert added(before_a, after_a, "store_in") == (0, 0)
+    assert hits_added(before_a, after_a) == (0, 3, 2)
+
+
+def added(before: dict[str, object], after: dict[str, object], what: str) -> tuple[int, int]:
+    (blocks, size), (blocks_before, size_before) = moved(after, what), moved(before, what)
+    return blocks - blocks_before, size - size_before
+
+
+def hits_added(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> tuple[int, int, int]:
+    """(computed, local, shared) blocks."""
+    computed, local, shared = (
+        after["hits"][f"{word}_blocks"] - before["hits"][f"{word}_blocks"] for word in ("computed", "local", "shared")
+    )
+    return computed, local, shared
+
+
+@ONE_TYPE
+def test_a_third_replica_is_ready_only_when_its_hot_set_is_in_and_then_loads_from_its_own_arena(pool: Pool) -> None:
+    a, b = pool.replicas[:2]
+    bound = 40 << 20
+    hot = prompt(4000, 6 * BLOCK)
+    for _ in range(3):
+        ask(a, [*hot, 1])
+    readiness = {"targetPercent": 100, "deadlineSeconds": 120, "attachGraceSeconds": 60}
+    prewarm = {"maxBytes": 1 << 30, "maxBytesPerSecond": bound, "maxStreams": 2}
+    c = pool.replica("C", agent={"prewarm": prewarm, "readiness": readiness})
+    try:
+        c.start_agent()
+        c.start_engine()
+        seen: list[tuple[bool, int, int]] = []
+
+        def ready() -> bool:
+            # readiness first: what is in can only have grown by the time the status is read
+            is_ready = c.probe("readyz")
+            warm = c.status()["warm"]
+            seen.append((is_ready, warm["loaded_blocks"], warm["planned_blocks"]))
+            return is_ready
+
+        wait_for("C ready", ready, 240, 0.05)
+        early = [entry for entry in seen if not entry[0]]
+        assert any(0 < loaded < planned for _, loaded, planned in early), "the warm-up was never seen under way"
+        assert all(loaded == planned > 0 for is_ready, loaded, planned in seen if is_ready)
+        c.wait_engine()
+        status = settle(c)
+        warm = status["warm"]
+        assert status["state"] == "Ready(warm)"
+        assert warm["bytes"] == warm["planned_blocks"] * status["format_fields"]["row_bytes"]
+        assert warm["bytes_per_second"] <= bound
+        assert [e["word"] for e in status["events"]] == ["attached", "warm_begin", "warm_end", "ready"]
+
+        sent = [moved(settle(replica), "demand_out") for replica in (a, b)]
+        assert ask(c, [*hot, 2]).tokens == by_source(pool=6 * BLOCK, computed=1)
+        assert moved(settle(c), "demand_in") == (0, 0)
+        assert [moved(settle(replica), "demand_out") for replica in (a, b)] == sent
+    finally:
+        c.stop()
+        pool.replicas.remove(c)
+        pool.members.write_text(f"127.0.0.1:{a.peer_port}\n127.0.0.1:{b.peer_port}\n")
+
+
+@ONE_TYPE
+def test_a_worker_killed_three_times_never_makes_its_pod_unready_and_shares_again(pool: Pool) -> None:
+    a, b = pool.replicas[:2]
+    prefixes = [prompt(5000 + i, 5 * BLOCK + 3) for i in range(3)]
+    for prefix in prefixes:
+        assert ask(a, prefix).tokens == by_source(computed=5 * BLOCK + 3)
+    with watching(a) as answers:
+        for prefix in prefixes:
+            killed = a.status()["incarnation"]
+            os.kill(a.worker_pid(), signal.SIGKILL)
+            wait_for("a new worker, attached", lambda killed=killed: attached_anew(a, killed), 30)
+            sees_only(b, f"127.0.0.1:{a.peer_port}")
+            assert ask(a, prefix).tokens == by_source(device=5 * BLOCK, computed=3)
+            before = settle(b)
+            assert ask(b, prefix).tokens == by_source(pool=5 * BLOCK, computed=3)
+            assert added(before, settle(b), "demand_in")[0] == 5
+    assert len(answers) > 20
+    assert all(answers)
+
+
+def attached_anew(replica: Replica, killed: str) -> bool:
+    status = replica.status()
+    return status["incarnation"] != killed and bool(status["attached"])
