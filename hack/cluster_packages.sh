@@ -3,7 +3,7 @@
 set -eu
 
 missing=""
-for package in busybox-static conntrack containerd containernetworking-plugins debootstrap iproute2 iptables runc; do
+for package in busybox-static conntrack containerd containernetworking-plugins debootstrap iproute2 iptables libnuma1 runc; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q "install ok installed" || missing="$missing $package"
 done
 if [ -n "$missing" ]; then

@@ -74,10 +74,16 @@ class Loader:
         reply = self._session.call({"verb": "load"}, keys, CALL_SECONDS)
         if reply is None or reply.verb != "leased":
             return False
-        slots = reply.header["slots"]
+        try:
+            return self._copy_all(job, blocks, reply.header["slots"], attached, asked_at + attached.lease_seconds)
+        finally:
+            self._session.post({"verb": "release", "lease": reply.header["lease"]})
+
+    def _copy_all(
+        self, job: int, blocks: Sequence[tuple[bytes, int]], slots: Sequence[int], attached: Attached, expires: float
+    ) -> bool:
         if len(slots) != len(blocks):
             raise wire.WireError(f"lease of {len(slots)} slots for {len(blocks)} blocks")
-        expires = asked_at + attached.lease_seconds
         for (key, row), slot in zip(blocks, slots, strict=True):
             if slot < 0:
                 continue
@@ -89,5 +95,4 @@ class Loader:
             copy(self._address + row * self._row_bytes, attached.arena.address + source, self._row_bytes)
             valid = self._session.attached is attached and time.monotonic() < expires
             self._ledger.end_copy(job, key, valid=valid)
-        self._session.post({"verb": "release", "lease": reply.header["lease"]})
         return True

@@ -59,6 +59,7 @@ class Plans:
         self._unsent: list[Plan] = []
         self._number = 0
         self._step = 0
+        self._agent_silent = False
         self.hits_this_step = 0
 
     def begin(self, request: str, chain: Callable[[], Sequence[bytes]]) -> None:
@@ -82,6 +83,9 @@ class Plans:
                 return Answer.MISS
         if plan.hits is None:
             if now >= plan.deadline:
+                # an agent that lets a deadline pass without a word costs one request that wait, not every one
+                self._agent_silent = True
+            if self._agent_silent:
                 plan.hits = frozenset()
                 return Answer.MISS
             if plan.retried_in == self._step:
@@ -113,6 +117,7 @@ class Plans:
 
     def answer(self, number: int, hits: Iterable[int]) -> None:
         """The agent's plan: indexes into the chain of the blocks that lie ready. Late ones are dropped."""
+        self._agent_silent = False
         plan = self._by_number.pop(number, None)
         if plan is not None and plan.hits is None:
             plan.hits = frozenset(plan.chain[i] for i in hits if plan.start <= i < len(plan.chain))
@@ -126,6 +131,7 @@ class Plans:
 
     def fail_open(self) -> None:
         """The session is lost: every plan without an answer, or not yet used, is empty now."""
+        self._agent_silent = False
         for plan in self._requests.values():
             if plan is not None:
                 plan.hits = frozenset()

@@ -68,6 +68,7 @@ class Session:
         self._attached: Attached | None = None
         self._channel: wire.Channel | None = None
         self._closing = threading.Event()
+        self._failures = 0  # since the last attach
         self._threads = [
             threading.Thread(target=self._run, name="kvpool-session", daemon=True),
             threading.Thread(target=self._write, name="kvpool-session-write", daemon=True),
@@ -113,22 +114,22 @@ class Session:
         channel = self._channel
         if channel is not None:
             channel.shut()
+        with contextlib.suppress(queue.Full):
+            self._outbox.put_nowait((0, {}, b""))  # of no session: wakes the writer
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(HANDSHAKE_SECONDS + 1)
 
     def _run(self) -> None:
-        failures = 0
         while not self._closing.is_set():
-            pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
+            pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
             try:
                 refused = self._session()
-                failures = 0
                 if refused:
                     log.warning("kvpool: the agent refuses this engine: %s; it serves without the pool", refused)
                     pause = REFUSED_RETRY_SECONDS
             except (wire.WireError, OSError, KeyError, TypeError, ValueError) as error:
-                failures += 1
+                self._failures += 1
                 log.debug("kvpool: no session: %s", error)
             self._closing.wait(pause)
 
@@ -146,6 +147,7 @@ class Session:
                 raise wire.WireError(f"no attach: the agent answered {reply.verb!r}")
             attached = self._accept(reply)
             channel.settimeout(None)
+            self._failures = 0
             self._channel = channel
             self._attached = attached
             log.info("kvpool: attached to the agent (epoch %d)", attached.epoch)

@@ -71,7 +71,7 @@ class Decoder:
             del self._buffer[:end]
             try:
                 header = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise WireError(f"frame header is not JSON: {error}") from None
             if not isinstance(header, dict):
                 raise WireError("frame header is not a JSON object")
@@ -95,7 +95,8 @@ class Channel:
             if descriptors:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
                 data = data[self._socket.sendmsg([data], [rights]) :]
-            self._socket.sendall(data)
+            if data:  # an empty send would fail where the peer has answered and closed meanwhile
+                self._socket.sendall(data)
         except OSError as error:
             raise WireError(f"connection lost while sending: {error}") from None
 

@@ -112,6 +112,11 @@ _TABLE = (
     # why a block was not loaded (its final answer was a miss)
     Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
     Reason(
+        "evicted",
+        "The block was held when it was asked for and gone when it was needed.",
+        "Raise tiers.memory.size, here or at the member that held it.",
+    ),
+    Reason(
         "transfer_failed",
         "The transfer from a peer broke off or its bytes failed the check.",
         "Look at the peer named in the log.",

@@ -86,7 +86,11 @@ class Tools:
 
 @dataclass
 class Pool:
-    """What all replicas share: a folder, the members file, the model's options, bounds of the agents."""
+    """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
+
+    executor: vLLM's, `mp` (a worker process of its own, its default on a CPU) or `uni` (in the core process, its
+    default on one GPU).
+    """
 
     tools: Tools
     folder: Path
@@ -95,6 +99,7 @@ class Pool:
     host_pool_bytes: int = 512 * MIB
     device_bytes: int = 256 * MIB
     max_model_len: int = 2048
+    executor: str = "mp"
     agent: dict[str, Any] = field(default_factory=dict)
     engine_environment: dict[str, str] = field(default_factory=dict)
     replicas: list["Replica"] = field(default_factory=list)
@@ -173,7 +178,7 @@ class Replica:
             str(pool.tools.engine_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pool.tools.model),
             "--served-model-name", "smol", "--host", LOOPBACK, "--port", str(self.engine_port), "--dtype", pool.dtype,
             "--max-model-len", str(pool.max_model_len), "--block-size", "32", "--enforce-eager",
-            "--kv-cache-memory-bytes", str(pool.device_bytes),
+            "--kv-cache-memory-bytes", str(pool.device_bytes), "--distributed-executor-backend", pool.executor,
         ]  # fmt: skip
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         base = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

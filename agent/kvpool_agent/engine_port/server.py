@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ log = logging.getLogger("kvpool.engine-port")
 MAX_SESSIONS = 64
 FIRST_FRAME_SECONDS = 5.0
 SEND_SECONDS = 5
+ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 SOCKET_MODE = 0o666  # the engine may run as any user; the folder is mounted into these two containers alone
 
 
@@ -102,6 +104,8 @@ class EnginePort:
             try:
                 sock, _ = self._socket.accept()
             except OSError:
+                if not self._closing:
+                    time.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             if not self._places.acquire(blocking=False):
                 sock.close()

@@ -107,6 +107,9 @@ class EngineHandler:
                 raise Refusal("other_format") from None
             self._hooks.other_format()
             raise Busy from None
+        if slab.slot_bytes != row_bytes:
+            mapping.close()
+            raise Refusal("geometry_refused")
         self.format_fields = fields
         self.attaches += 1
         self.sessions += 1

@@ -73,12 +73,12 @@ class Fetcher:
 
         deadline: on the monotonic clock. `arrived(size)` is called for each block.
         """
-        held = slab.arena.held([w.key for w in wanted])
-        mine = self.in_flight.claim([w for w, here in zip(wanted, held, strict=True) if not here])
-        if not mine:
-            return ""
+        # claimed first, then looked for: what another fetch has just brought in is not fetched again
+        mine = self.in_flight.claim(wanted)
         try:
-            return self._fetch(slab, address, mine, purpose, deadline, arrived)
+            held = slab.arena.held([w.key for w in mine])
+            missing = [w for w, here in zip(mine, held, strict=True) if not here]
+            return self._fetch(slab, address, missing, purpose, deadline, arrived) if missing else ""
         finally:
             self.in_flight.settle(mine)
 

@@ -28,6 +28,7 @@ log = logging.getLogger("kvpool.warmup")
 SETTLE_SECONDS = 3.0
 LIST_SECONDS = 3.0
 BATCH_BLOCKS = 4
+BUSY_SECONDS = 0.2
 MAX_LIST = 65_536
 
 
@@ -140,7 +141,9 @@ class WarmupFlow:
                     pause = bucket.take(len(blocks) * slab.slot_bytes, time.monotonic())
                 time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
                 wanted = [Wanted(b.key, b.parent) for b in blocks]
-                self._fetcher.fetch(slab, address, wanted, "prewarm", deadline, arrived)
+                # a source serves so many streams at a time and a cohort of newcomers may ask for more
+                while self._fetcher.fetch(slab, address, wanted, "prewarm", deadline, arrived) == "busy":
+                    time.sleep(BUSY_SECONDS)
 
         streams = [
             threading.Thread(target=stream, name="kvpool-warm", daemon=True) for _ in range(self._bounds.maxStreams)

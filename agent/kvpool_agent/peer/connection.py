@@ -1,6 +1,7 @@
 """Frames over one blocking TCP socket. Block bytes go from and into the arena directly, with no copy between."""
 
 import contextlib
+import select
 import socket
 from collections.abc import Sequence
 
@@ -29,6 +30,16 @@ class Connection:
         except (OSError, ValueError) as error:
             raise PeerError(f"{address}: {error}") from None
         return cls(sock)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has come that nobody has read: on an idle connection that would be its end."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+            return not poll.poll(0)
+        except (OSError, ValueError):
+            return False
 
     def settimeout(self, seconds: float) -> None:
         self._socket.settimeout(max(seconds, 0.001))

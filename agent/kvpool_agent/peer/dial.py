@@ -115,9 +115,7 @@ class Dialer:
         """A connection for one request; it is kept only if that ended well."""
         if seconds <= 0:
             raise PeerError("the deadline has passed")
-        with self._lock:
-            idle = self._idle.get(address)
-            connection = idle.pop() if idle else None
+        connection = self._kept(address)
         if connection is None:
             connection, _ = self.handshake(address, min(seconds, HANDSHAKE_SECONDS))
         connection.settimeout(seconds)
@@ -132,6 +130,16 @@ class Dialer:
                 kept.append(connection)
                 return
         connection.close()
+
+    def _kept(self, address: str) -> Connection | None:
+        """An idle connection that the other side has not closed meanwhile, as a restarted one has."""
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                connection = idle.pop() if idle else None
+            if connection is None or connection.quiet:
+                return connection
+            connection.close()
 
     def forget(self, address: str) -> None:
         """Closes the idle connections to an address that has gone."""

@@ -122,7 +122,7 @@ def decode_lengths(data: bytes) -> tuple[int, int]:
 def decode(header: bytes) -> AnyMessage:
     try:
         return _decoder.decode(header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise FrameError(f"frame header can't be read: {error}") from None
 
 

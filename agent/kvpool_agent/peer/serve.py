@@ -8,6 +8,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -23,6 +24,7 @@ MAX_STREAMS = 8
 IDLE_SECONDS = 120.0
 PROGRESS_SECONDS = 10.0
 BUSY_RETRY_SECONDS = 0.2
+ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 MAX_HOT = 65_536
 PURPOSES = ("demand", "prewarm")
 
@@ -80,6 +82,7 @@ class PeerServer:
             except OSError:
                 if self._closing:
                     return
+                time.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             connection = Connection(sock)
             if not self._places.acquire(blocking=False):

@@ -23,11 +23,12 @@ class _Block:
     foreign: bool
     used: int = 0
     leases: int = 0
+    dropped: bool = False
 
 
 @dataclass
 class _Lease:
-    keys: Sequence[bytes]
+    blocks: Sequence[_Block]
     expires: float = 0.0
 
 
@@ -103,7 +104,7 @@ class Arena:
                     continue
                 block.leases += 1
                 self._touch(key, block)
-                kept.append(key)
+                kept.append(block)
                 found.append(Held(key, block.slot, block.tag, block.parent, block.foreign))
             number = next(self._lease_numbers)
             self._leases[number] = _Lease(kept, now + seconds)
@@ -157,10 +158,11 @@ class Arena:
             return True
 
     def drop(self, key: bytes) -> None:
-        """Forgets a block, for example one whose bytes failed their tag; a leased one keeps its slot until then."""
+        """Forgets a block, for example one whose bytes failed their tag; the slot of a leased one is free when its
+        leases are over."""
         with self._lock:
             block = self._blocks.get(key)
-            if block is not None and not block.leases:
+            if block is not None:
                 self._remove(key, block)
 
     # -- inside the lock -----------------------------------------------------------------------------
@@ -195,7 +197,10 @@ class Arena:
     def _remove(self, key: bytes, block: _Block) -> None:
         del self._blocks[key]
         self.foreign -= block.foreign
-        self._free.append(block.slot)
+        if block.leases:
+            block.dropped = True
+        else:
+            self._free.append(block.slot)
         if block.parent != NO_PARENT:
             left = self._children[block.parent] - 1
             if left:
@@ -217,7 +222,7 @@ class Arena:
         entry = self._leases.pop(number, None)
         if entry is None:
             return
-        for key in entry.keys:
-            block = self._blocks.get(key)
-            if block is not None:
-                block.leases -= 1
+        for block in entry.blocks:
+            block.leases -= 1
+            if block.dropped and not block.leases:
+                self._free.append(block.slot)

@@ -16,9 +16,9 @@ def tools() -> Tools:
 
 @pytest.fixture(scope="module")
 def pool(request: pytest.FixtureRequest, tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Two replicas, A and B, in the data type that the test's parameter names."""
+    """Two replicas, A and B, in the data type that the test's parameter names; each type with another executor."""
     folder: Path = tmp_path_factory.mktemp(f"pool-{request.param}")
-    made = Pool(tools, folder, dtype=request.param)
+    made = Pool(tools, folder, dtype=request.param, executor="mp" if request.param == "float32" else "uni")
     try:
         for name in "AB":
             replica = made.replica(name)

@@ -16,7 +16,7 @@ SERVED = by_source(computed=2 * BLOCK + 5)
 
 @pytest.fixture
 def pool(tools: Tools, tmp_path: Path) -> Pool:
-    return Pool(tools, tmp_path / "pool")
+    return Pool(tools, tmp_path / "pool", executor="uni")
 
 
 def told(replica: Replica) -> str:
