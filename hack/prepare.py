@@ -16,6 +16,7 @@ machines where plain pip does not find one.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -177,6 +178,10 @@ def preflight() -> str:
         import venv  # noqa: F401
     except ImportError:
         lacking.append("Python's venv module (Debian: apt-get install python3-venv)")
+    try:
+        ctypes.CDLL("libnuma.so.1")  # vLLM's CPU build loads it
+    except OSError:
+        lacking.append("the library libnuma.so.1 (Debian: apt-get install libnuma1)")
     cache = cache_root()
     nearest = next(p for p in (cache, *cache.parents) if p.exists())
     free = shutil.disk_usage(nearest).free / 2**30

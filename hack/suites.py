@@ -96,6 +96,8 @@ def main() -> None:
     chosen = suites(action)
     lacking = cluster_lacks() if any(suite.name == "cluster" for suite in chosen) else ""
     if action in ("test", "engine", "cluster"):
+        if wanting := prepare.preflight():
+            raise SystemExit(f"this machine lacks {wanting}.")
         prepare.engine()
         prepare.model()
     if any(suite.name == "cluster" for suite in chosen) and not lacking:

@@ -1,0 +1,98 @@
+"""`kvpool inject`: which workload of a manifest joins the pool, and the manifest that comes out.
+
+A manifest often holds more than the engine: a gateway, a Service, a job. If workloads carry the pool's label,
+these join; if none does, the only one joins; several without a label are refused, since a wrong guess would
+put an agent beside a gateway.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool_cli import manifests
+from kvpool_cli.manifests import Document, ManifestError
+from kvpool_contract.names import POOL_LABEL
+from kvpool_operator.desired.objects import pool_objects
+from kvpool_operator.desired.pool import KVCachePool, PoolError, read_pool
+from kvpool_operator.inject import Injected, Settings, inject
+
+KINDS = ("Deployment", "StatefulSet", "ReplicaSet")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The manifest, or the workloads that were left alone with the reason of each."""
+
+    text: str = ""
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def load_pool(text: str) -> KVCachePool:
+    """The one pool of a file; raises PoolError."""
+    try:
+        documents = manifests.load(text)
+    except ManifestError as error:
+        raise PoolError(f"pool: {error}") from None
+    if len(documents) != 1:
+        raise PoolError(f"pool: the file holds {len(documents)} documents; write one KVCachePool into it")
+    return read_pool(documents[0].content)
+
+
+def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome:
+    """The pool's objects and every document of the manifest, with its workload joined to the pool."""
+    documents = manifests.load(text)
+    joining = _workloads(documents, pool.metadata.name)
+    if not joining:
+        return Outcome(skipped=tuple((_title(d.content), "unsupported_kind") for d in documents))
+    texts = [manifests.dump(content) for content in pool_objects(pool)]
+    skipped = []
+    for document in documents:
+        if document not in joining:
+            texts.append(document.text)
+            continue
+        result = inject(document.content["spec"]["template"], pool, settings)
+        if isinstance(result, Injected):
+            texts.append(manifests.dump(_joined(document.content, result, pool.metadata.namespace)))
+        else:
+            skipped.append((_title(document.content), result.reason))
+    return Outcome(skipped=tuple(skipped)) if skipped else Outcome(text=manifests.join(texts))
+
+
+def _workloads(documents: list[Document], pool: str) -> list[Document]:
+    candidates = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
+    for document in candidates:
+        if not isinstance((document.content.get("spec") or {}).get("template"), dict):
+            raise ManifestError(f"{_title(document.content)} has no spec.template; add the pod template")
+    labelled = [d for d in candidates if _pool_label(d.content) == pool]
+    if not labelled and len(candidates) > 1:
+        names = ", ".join(_title(d.content) for d in candidates)
+        raise ManifestError(
+            f"the manifest holds {names}; label the pod template of the engine with {POOL_LABEL}: {pool}"
+        )
+    return labelled or candidates
+
+
+def _pool_label(workload: dict[str, Any]) -> Any:
+    metadata = workload["spec"]["template"].get("metadata") or {}
+    return (metadata.get("labels") or {}).get(POOL_LABEL)
+
+
+def _joined(workload: dict[str, Any], result: Injected, k8s_namespace: str) -> dict[str, Any]:
+    """Pods lie beside the ConfigMap that they mount, so the workload is in the pool's namespace or the pool's
+    is written into it."""
+    metadata = workload.get("metadata") or {}
+    if metadata.get("namespace", k8s_namespace) != k8s_namespace:
+        raise ManifestError(
+            f"{_title(workload)} is in namespace {metadata['namespace']}, the pool in {k8s_namespace}; "
+            f"give both the same metadata.namespace"
+        )
+    return {
+        **workload,
+        "metadata": {**metadata, "namespace": k8s_namespace},
+        "spec": {**workload["spec"], "template": result.template},
+    }
+
+
+def _title(content: Any) -> str:
+    if not isinstance(content, dict):
+        return "document"
+    return f"{content.get('kind', 'document')} {(content.get('metadata') or {}).get('name', '')}".rstrip()

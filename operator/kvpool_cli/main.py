@@ -1,0 +1,85 @@
+"""The command's entry point: options in, text and exit codes out. The rules live in the modules that it
+calls.
+
+Exit codes: 0 done, 2 the user's input can't be used, 3 an object was left alone (the reason is on stderr).
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from kvpool_cli import injection, members, report
+from kvpool_cli.manifests import ManifestError
+from kvpool_contract.reasons import explain
+from kvpool_operator.desired.pool import PoolError
+from kvpool_operator.desired.quantity import QuantityError
+from kvpool_operator.inject import Settings
+
+EXIT_INPUT, EXIT_SKIPPED = 2, 3
+
+
+class InputError(click.ClickException):
+    """One sentence on stderr."""
+
+    exit_code = EXIT_INPUT
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Share prefix KV-cache between the replicas of an LLM service."""
+
+
+@main.command()
+@click.option("-f", "--filename", required=True, help="Manifest with the engine's workload; - reads stdin.")
+@click.option("--pool", "pool_file", required=True, help="File with the KVCachePool.")
+@click.option("--image", default="", help="The agent's image, in place of the pool's spec.agent.image.")
+def inject(filename: str, pool_file: str, image: str) -> None:
+    """Print the manifest with its workload joined to the pool, for `kubectl apply -f -`.
+
+    The pool's ConfigMap and headless Service come first, then every document of the manifest. A workload that
+    can't join is named on stderr with the reason; nothing is printed then, and the exit code is 3.
+    """
+    try:
+        pool = injection.load_pool(_read(pool_file))
+        outcome = injection.inject_manifest(_read(filename), pool, Settings(image=image))
+    except (PoolError, ManifestError, QuantityError) as error:
+        raise InputError(str(error)) from None
+    if outcome.skipped:
+        for name, reason in outcome.skipped:
+            click.echo(f"{name}: {explain(reason)}", err=True)
+        raise click.exceptions.Exit(EXIT_SKIPPED)
+    click.echo(outcome.text, nl=False)
+
+
+@main.command()
+@click.argument("pool", default="")
+@click.option("-n", "--namespace", default="", help="Kubernetes namespace of POOL (default: the context's own).")
+@click.option("--members", "members_file", default="", help="File of host:port lines of agents' status ports.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--kubeconfig", default="", help="Kubeconfig file in place of $KUBECONFIG or the default one.")
+def status(pool: str, namespace: str, members_file: str, output: str, kubeconfig: str) -> None:
+    """Show what the agents of POOL say of themselves, one row each.
+
+    The agents are found through the Kubernetes API, or named in a file with --members.
+    """
+    if bool(pool) == bool(members_file):
+        raise InputError("name a pool, or a file with --members; one of the two")
+    try:
+        if members_file:
+            answers = members.read_file(_read(members_file))
+        else:
+            answers = members.read_pool(pool, namespace, kubeconfig)
+    except members.MembersError as error:
+        raise InputError(str(error)) from None
+    click.echo(report.as_json(answers) if output == "json" else report.as_table(answers), nl=False)
+
+
+def _read(filename: str) -> str:
+    try:
+        if filename == "-":
+            return sys.stdin.read()
+        return Path(filename).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"{filename} can't be read: {reason}") from None

@@ -1,0 +1,130 @@
+"""The agents of a pool and what each answers: from a file of addresses, or through the API server's pod
+proxy.
+
+The proxy reaches every pod that the user may see, from outside the cluster too, without a port-forward per
+pod. An agent that does not answer is an answer as well: it stands in the report with that reason.
+"""
+
+import http.client
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool_contract.names import POOL_LABEL, WORKER_PORT
+from kvpool_contract.status import AgentStatus, StatusError, decode_status
+
+TIMEOUT_SECONDS = 3.0
+PARALLEL = 8
+UNREACHABLE = "agent_unreachable"
+
+
+class MembersError(Exception):
+    """The members can't be told; the message says why."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one member answered: `status` and its `document` as it came, or neither and the `error`."""
+
+    member: str
+    status: AgentStatus | None = None
+    document: bytes = b""
+    error: str = ""
+
+
+def read_file(text: str) -> list[Answer]:
+    """Asks the agents whose status ports stand in `text`, one `host:port` a line."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    addresses = [line for line in lines if line]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise MembersError(f"members file: {address!r} is no address; write host:port")
+    if not addresses:
+        raise MembersError("members file: it names no member; write one host:port a line")
+    return _ask({address: _http_get(address) for address in addresses})
+
+
+def read_pool(pool: str, k8s_namespace: str, kubeconfig: str) -> list[Answer]:
+    """Asks the agents of a pool's pods through the API server."""
+    # Imported here: the package takes a second to load, and only this way of finding members needs it.
+    from kubernetes import client, config
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        load: Any = config.load_kube_config  # its types are not declared
+        load(config_file=kubeconfig or None)
+        namespace = k8s_namespace or _context_namespace(config, kubeconfig)
+        api: Any = client.CoreV1Api()
+        listed = api.list_namespaced_pod(
+            namespace, label_selector=f"{POOL_LABEL}={pool}", _request_timeout=TIMEOUT_SECONDS
+        )
+    except (ConfigException, ApiException, HTTPError) as error:
+        sentence = " ".join(str(error).split())
+        raise MembersError(f"the pods of pool {pool} can't be listed: {sentence}") from None
+    names: list[str] = sorted(pod.metadata.name for pod in listed.items)
+    if not names:
+        raise MembersError(
+            f"namespace {namespace} has no pod labelled {POOL_LABEL}={pool}; check both names, and that the "
+            f"workload was injected"
+        )
+
+    def proxied(name: str) -> Callable[[], bytes]:
+        def get() -> bytes:
+            try:
+                response: Any = api.connect_get_namespaced_pod_proxy_with_path(
+                    f"{name}:{WORKER_PORT}",
+                    namespace,
+                    "status",
+                    _preload_content=False,
+                    _request_timeout=TIMEOUT_SECONDS,
+                )
+                return bytes(response.data)
+            except (ApiException, HTTPError) as error:
+                raise OSError(
+                    f"{getattr(error, 'status', '')} {getattr(error, 'reason', '') or error}".strip()
+                ) from None
+
+        return get
+
+    return _ask({name: proxied(name) for name in names})
+
+
+def _context_namespace(config: Any, kubeconfig: str) -> str:
+    _, active = config.list_kube_config_contexts(config_file=kubeconfig or None)
+    return str(active["context"].get("namespace") or "default")
+
+
+def _http_get(address: str) -> Callable[[], bytes]:
+    host, _, port = address.rpartition(":")
+
+    def get() -> bytes:
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_SECONDS)
+        try:
+            connection.request("GET", "/status")
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise OSError(f"it answered {response.status} {response.reason}")
+            return response.read()
+        except http.client.HTTPException as error:
+            raise OSError(f"it answered no HTTP: {error!r}") from None
+        finally:
+            connection.close()
+
+    return get
+
+
+def _ask(sources: dict[str, Callable[[], bytes]]) -> list[Answer]:
+    def ask(source: tuple[str, Callable[[], bytes]]) -> Answer:
+        member, get = source
+        try:
+            document = get()
+            return Answer(member, decode_status(document), document)
+        except (OSError, StatusError) as error:
+            return Answer(member, error=str(error))
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        return list(pool.map(ask, sources.items()))

@@ -1,0 +1,1 @@
+"""The Kubernetes side of kvpool: what a pool means as objects, and how a pod template joins it."""

@@ -1,0 +1,36 @@
+"""One cluster and one Deployment for the whole session; without a cluster the suite is skipped with one line.
+
+With CI=true that skip is a failure: a suite that never runs proves nothing.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import images, provider
+from cluster.engines import SELECTOR, Engines
+from cluster.kube import Kube
+
+
+@pytest.fixture(scope="session")
+def kube(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    if reason := provider.lacking():
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    with provider.provide() as provided:
+        if provided.folder:
+            for archive in images.archives(tmp_path_factory.mktemp("images")):
+                provider.load_image(provided, archive)
+        kube = Kube(provided, "default")
+        yield kube
+        if request.session.testsfailed:
+            print(kube.report(SELECTOR))
+
+
+@pytest.fixture(scope="session")
+def engines(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    engines = Engines(kube)
+    engines.deploy(tmp_path_factory.mktemp("manifests"))
+    return engines

@@ -1,0 +1,83 @@
+"""Where the cluster comes from: one that the caller names, else the testbed, else none.
+
+`KVPOOL_E2E_KUBECONFIG` names a cluster by its kubeconfig, never the ambient default one. Its node must be
+this machine (engines mount their environment from it, and a test kills a process on it) and must hold both
+images already. The testbed is a folder with `cluster.py`, named by `KVPOOL_TESTBED` or found beside the
+repository.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "ip", "debootstrap")
+FILES = (Path("/bin/busybox"), Path("/usr/lib/cni/bridge"))
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A running cluster: its kubeconfig, its kubectl, and whether images have to be loaded into it."""
+
+    kubeconfig: Path
+    kubectl: str
+    folder: Path | None = None
+
+
+def testbed() -> Path:
+    return Path(os.environ.get("KVPOOL_TESTBED") or REPOSITORY.parent / "shared" / "testbed")
+
+
+def lacking() -> str:
+    """Why no cluster can be had here, in one line; empty when one can."""
+    if os.environ.get("KVPOOL_E2E_KUBECONFIG"):
+        return "" if shutil.which("kubectl") else "kubectl is not installed"
+    if not (testbed() / "cluster.py").exists():
+        return "no cluster: set KVPOOL_E2E_KUBECONFIG, or KVPOOL_TESTBED to the folder of cluster.py"
+    if os.geteuid() != 0:
+        return "the testbed starts containers: run as root"
+    programs = [name for name in PROGRAMS if not shutil.which(name)]
+    missing = programs + [str(path) for path in FILES if not path.exists()]
+    return f"{', '.join(missing)} not installed: run hack/cluster_packages.sh" if missing else ""
+
+
+@contextlib.contextmanager
+def provide() -> Iterator[Provided]:
+    """A cluster for the session. One that was started here is always taken down: containers outlive
+    processes."""
+    if named := os.environ.get("KVPOOL_E2E_KUBECONFIG"):
+        yield Provided(Path(named), "kubectl")
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kvpool-cluster-"))
+    try:
+        said = _testbed("up", folder).splitlines()
+        values = dict(line.split("=", 1) for line in said if "=" in line)
+        kubectl = shutil.which("kubectl", path=values["PATH"])
+        assert kubectl, "the testbed brings no kubectl"
+        yield Provided(Path(values["KUBECONFIG"]), kubectl, folder)
+    finally:
+        _testbed("down", folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_image(cluster: Provided, archive: Path) -> None:
+    assert cluster.folder, "images of a named cluster are its owner's"
+    _testbed("load", cluster.folder, str(archive))
+
+
+def _testbed(action: str, folder: Path, *arguments: str) -> str:
+    command = [sys.executable, str(testbed() / "cluster.py"), action, *arguments, "--dir", str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    return done.stdout
+
+
+def prepared(what: str) -> Path:
+    """Path of a cached part (engine, model, debian); made if it isn't there."""
+    command = [sys.executable, str(REPOSITORY / "hack" / "prepare.py"), what]
+    return Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())

@@ -1,0 +1,92 @@
+"""The main promise, with real engines: a prefix computed by one replica is loaded by another, and a third
+replica holds the hot set before it takes traffic."""
+
+import contextlib
+import json
+import time
+
+from cluster.engines import NAME, SELECTOR, Engines, Member, kvpool, prompt, whole_blocks
+from cluster.kube import Kube, wait_for
+from cluster.observers import EndpointWatch, Traffic
+
+TOKENS = 1000
+BLOCKS = 7
+WARM_SECONDS = 420
+
+
+def ready_event(member: Member) -> float:
+    """When the agent turned ready by its own log; 0 before."""
+    return next((event.at for event in member.status().events if event.word == "ready"), 0.0)
+
+
+def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
+    first, second = engines.grow_to(2)[:2]
+    hot = prompt(1, TOKENS)
+    assert whole_blocks(TOKENS) == 896
+
+    # A prefix that one replica has computed is loaded by the other, whole blocks and not a token more.
+    answer = first.complete(hot)
+    wait_for("the first replica's blocks", lambda: first.status().arena.blocks >= BLOCKS, 30)
+    second.wait_for_blocks(first, BLOCKS)
+    before, hits = second.pool_tokens(), second.status().hits.shared_blocks
+    assert second.complete(hot) == answer
+    assert second.pool_tokens() - before == 896
+    wait_for("the second agent's account", lambda: second.status().hits.shared_blocks == hits + BLOCKS, 30)
+    wait_for("the second agent's copy of the engine's count", lambda: second.status().engine_tokens.pool == 896, 30)
+
+    # A third replica joins under traffic.
+    names = {first.pod.name, second.pod.name}
+    with EndpointWatch(kube, NAME) as endpoints, Traffic(kube.cluster_ip(NAME)) as traffic:
+        kube.scale(NAME, 3)
+        third = wait_for(
+            "the third pod's address",
+            lambda: next((m for m in engines.members() if m.pod.name not in names and m.pod.address), None),
+            60,
+        )
+        wait_until_ready_without_serving(third)
+        status = third.status()
+        assert status.state == "Ready(warm)", (status.state, status.reason)
+        assert status.warm.loaded_blocks == status.warm.planned_blocks
+        assert status.warm.planned_blocks >= BLOCKS
+
+        engines.wait_ready(3)
+        wait_for("the third endpoint", lambda: any(ready for _, ready in endpoints.history(third.pod.name)), 30)
+        wait_for("the third replica serves", lambda: third.requests() > 0, 60)
+    assert traffic.failures == []
+    assert traffic.served > 0
+
+    ready_at = ready_event(third)
+    history = endpoints.history(third.pod.name)
+    assert any(not ready for _, ready in history), "the endpoint was seen before it was ready"
+    assert min(at for at, ready in history if ready) >= ready_at
+
+    # What it was warmed with serves: the hot prompt comes from its own agent, computed by others.
+    before = third.pool_tokens()
+    assert third.complete(hot) == answer
+    assert third.pool_tokens() - before == 896
+
+    rows = json.loads(kvpool("status", NAME, "-n", "default", "-o", "json", "--kubeconfig",
+                             str(kube.provided.kubeconfig)))  # fmt: skip
+    assert {row["member"] for row in rows} == {pod.name for pod in kube.pods(SELECTOR)}
+    assert {row["status"]["format"] for row in rows} == {status.format}
+
+
+def wait_until_ready_without_serving(member: Member) -> None:
+    """Until the agent is ready. The engine's count is read before the agent's state: a request that was finished
+    before a state other than ready was one too early. The engine has to have been healthy for a while by then, else
+    it was the engine that kept requests away."""
+    deadline, held_back = time.monotonic() + WARM_SECONDS, 0
+    while time.monotonic() < deadline:
+        try:
+            served = member.requests()
+        except OSError:
+            served = 0  # the engine is not up yet
+        with contextlib.suppress(OSError):  # no answer says nothing
+            status = member.status()
+            if status.state.startswith("Ready"):
+                assert held_back > 10, f"a healthy engine was seen waiting for its agent {held_back} times"
+                return
+            assert served == 0, f"{member.pod.name} has served {served} requests before it was warm"
+            held_back += status.engine_healthy
+        time.sleep(0.1)
+    raise AssertionError(f"{member.pod.name}: its agent is not ready after {WARM_SECONDS} s")

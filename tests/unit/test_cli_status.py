@@ -1,0 +1,239 @@
+"""`kvpool status`: its table, its documents and its refusals, against real sockets."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvpool_cli.main import main
+from kvpool_contract.status import AgentStatus, Arena, EngineTokens, Hits, Transfer, Warm, encode_status
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+MIB = 2**20
+WARM = AgentStatus(
+    version=1,
+    pool="chat",
+    member="uid-a",
+    incarnation="00ff",
+    state="Ready(warm)",
+    reason="",
+    attached=True,
+    attaches=1,
+    engine_healthy=True,
+    format="0123456789abcdef" * 2,
+    format_fields={},
+    arena=Arena(limit_bytes=1024 * MIB, used_bytes=512 * MIB, blocks=80),
+    warm=Warm(planned_blocks=40, loaded_blocks=38),
+    hits=Hits(computed_blocks=50, local_blocks=30, shared_blocks=20),
+    engine_tokens=EngineTokens(),
+    transfers={
+        "demand_in": Transfer(3, 3 * MIB),
+        "prewarm_in": Transfer(2, 2 * MIB),
+        "demand_out": Transfer(9, 9 * MIB),
+        "store_in": Transfer(50, 50 * MIB),
+    },
+    misses={},
+    counters={},
+    peers=[],
+    unknown_config_fields=[],
+    started_at=1.0,
+    events=[],
+)
+FIELDS = {name: getattr(WARM, name) for name in WARM.__struct_fields__}
+COLD = AgentStatus(
+    **{
+        **FIELDS,
+        "member": "uid-b",
+        "state": "Ready(degraded)",
+        "reason": "nothing_to_warm",
+        "format": "",
+        "arena": Arena(limit_bytes=1536),
+        "warm": Warm(),
+        "hits": Hits(),
+        "transfers": {},
+    }
+)
+
+
+@pytest.fixture
+def agents() -> Iterator[list[str]]:
+    """Addresses of a warm agent, a cold one, one of a later version, and one that is not there."""
+    documents = [
+        encode_status(WARM),
+        encode_status(COLD),
+        encode_status(AgentStatus(**{**FIELDS, "version": 9})),
+    ]
+    servers = []
+    for document in documents:
+
+        class Handler(BaseHTTPRequestHandler):
+            body = document
+
+            def do_GET(self) -> None:
+                self.send_response(200 if self.path == "/status" else 404)
+                self.send_header("Content-Length", str(len(self.body)))
+                self.end_headers()
+                self.wfile.write(self.body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    threads = [threading.Thread(target=s.serve_forever, kwargs={"poll_interval": 0.01}) for s in servers]
+    for thread in threads:
+        thread.start()
+    closed = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    closed.server_close()
+    yield [f"127.0.0.1:{s.server_port}" for s in [*servers, closed]]
+    for server, thread in zip(servers, threads, strict=True):
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_status_table(agents: list[str], tmp_path: Path) -> None:
+    (tmp_path / "members").write_text("# a pool\n" + "\n".join(agents[:2]) + f"\n\n{agents[3]}  # gone\n{agents[2]}\n")
+    result = run("status", "--members", tmp_path / "members")
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows == [
+        [
+            "MEMBER",
+            "STATE",
+            "WARM",
+            "LOCAL",
+            "SHARED",
+            "COMPUTED",
+            "SHARED",
+            "IN",
+            "ARENA",
+            "FORMAT",
+            "REASON",
+        ],
+        [
+            agents[0],
+            "Ready(warm)",
+            "95%",
+            "30%",
+            "20%",
+            "50%",
+            "5.0",
+            "MiB",
+            "512.0",
+            "MiB/1.0",
+            "GiB",
+            "01234567",
+            "-",
+        ],
+        [
+            agents[1],
+            "Ready(degraded)",
+            "-",
+            "-",
+            "-",
+            "-",
+            "0",
+            "B",
+            "0",
+            "B/1.5",
+            "KiB",
+            "-",
+            "nothing_to_warm",
+        ],
+        [agents[3], *["-"] * 8, "agent_unreachable"],
+        [agents[2], *["-"] * 8, "agent_unreachable"],
+        [],
+        *[
+            line.split()
+            for line in (
+                "nothing_to_warm: No peer of the same format held anything to warm from. Nothing to do: "
+                "the first "
+                "replicas of a pool and of a new revision start cold.",
+                "agent_unreachable: The agent of this member does not answer. Look at the agent "
+                "container's state and log.",
+                f"{agents[3]}: [Errno 111] Connection refused",
+                f"{agents[2]}: the agent's status has version 9, this command reads 1; update the older of the two",
+            )
+        ],
+    ]
+
+
+def test_the_status_documents(agents: list[str], tmp_path: Path) -> None:
+    (tmp_path / "members").write_text("\n".join([agents[0], agents[3]]))
+    result = run("status", "--members", tmp_path / "members", "-o", "json")
+    warm, gone = json.loads(result.stdout)
+    assert warm == {"member": agents[0], "status": json.loads(encode_status(WARM))}
+    assert gone == {
+        "member": agents[3],
+        "status": None,
+        "reason": "agent_unreachable",
+        "error": "[Errno 111] Connection refused",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("10.0.0.1\n", "members file: '10.0.0.1' is no address; write host:port"),
+        ("# none\n", "members file: it names no member; write one host:port a line"),
+    ],
+)
+def test_a_members_file_is_checked(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "members").write_text(text)
+    result = run("status", "--members", tmp_path / "members")
+    assert (result.exit_code, result.stderr) == (2, f"Error: {sentence}\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("chat", "--members", "x")])
+def test_status_wants_one_source(arguments: tuple[str, ...]) -> None:
+    result = run("status", *arguments)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "Error: name a pool, or a file with --members; one of the two\n",
+    )
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("apiVersion: v1\nkind: Config\n")
+    result = run("status", "chat", "--kubeconfig", tmp_path / "none")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: the pods of pool chat can't be listed: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_kubernetes_client_is_loaded_only_where_it_is_needed() -> None:
+    code = "import sys, kvpool_cli.main; sys.exit('kubernetes' in sys.modules)"
+    environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_an_answer_other_than_ok_is_no_answer(tmp_path: Path) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = encode_status(WARM)
+            self.send_response(503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    (tmp_path / "members").write_text(f"127.0.0.1:{server.server_port}\n")
+    result = run("status", "--members", tmp_path / "members", "-o", "json")
+    thread.join()
+    server.server_close()
+    assert [row["error"] for row in json.loads(result.stdout)] == ["it answered 503 Service Unavailable"]

@@ -1,0 +1,304 @@
+"""The injector: what it adds to a template, what it leaves alone, and why it refuses. The whole result of an
+ordinary template is compared in test_cli.py with golden/joined.yaml."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from kvpool_contract.reasons import REASONS
+from kvpool_operator.desired.pool import PoolError, read_pool
+from kvpool_operator.inject import Injected, Settings, Skip, inject
+
+SETTINGS = Settings(image="example.test/agent:1")
+
+
+def pool(**spec: Any) -> Any:
+    return read_pool(
+        {
+            "apiVersion": "kvpool.io/v1alpha1",
+            "kind": "KVCachePool",
+            "metadata": {"name": "chat"},
+            "spec": spec,
+        }
+    )
+
+
+def template(*containers: dict[str, Any], labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": labels or {}},
+        "spec": {"containers": list(containers) or [engine()], **spec},
+    }
+
+
+def engine(**more: Any) -> dict[str, Any]:
+    return {"name": "engine", "image": "example.test/vllm:1", **more}
+
+
+def joined(given: dict[str, Any], wanted: Any = None) -> dict[str, Any]:
+    result = inject(given, wanted or pool(), SETTINGS)
+    assert isinstance(result, Injected), result
+    return result.template
+
+
+def first(given: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = given["spec"]["containers"][0]
+    return container
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+def own(given: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in given["spec"]["initContainers"] if c["name"] == name)
+    return found
+
+
+def test_the_input_is_never_changed() -> None:
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    given = template(
+        engine(
+            env=[{"name": "PYTHONPATH", "value": "/x"}, {"name": "VLLM_PLUGINS", "value": "a"}],
+            resources={"limits": {"memory": "1Gi"}},
+            volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}],
+        ),
+        volumes=[shm],
+        initContainers=[{"name": "first", "image": "i"}],
+    )
+    before = copy.deepcopy(given)
+    after = joined(given)
+    assert given == before
+    assert after != before
+
+
+def test_image_and_command_of_the_engine_stay() -> None:
+    kept = {
+        "image": "example.test/vllm:1",
+        "command": ["vllm"],
+        "args": ["serve", "m"],
+        "readinessProbe": {"x": 1},
+    }
+    after = first(joined(template(engine(**kept))))
+    assert {name: after[name] for name in kept} == kept
+
+
+def test_the_sidecar_is_the_last_init_container_behind_the_client() -> None:
+    after = joined(template(initContainers=[{"name": "weights", "image": "i"}]))
+    assert [(c["name"], c.get("restartPolicy")) for c in after["spec"]["initContainers"]] == [
+        ("weights", None),
+        ("kvpool-client", None),
+        ("kvpool-agent", "Always"),
+    ]
+    assert {c["image"] for c in after["spec"]["initContainers"][1:]} == {"example.test/agent:1"}
+
+
+def test_the_image_of_the_call_goes_before_that_of_the_pool_and_one_is_needed() -> None:
+    named = pool(agent={"image": "example.test/pool:2"})
+    result = inject(template(), named, Settings())
+    assert isinstance(result, Injected)
+    assert own(result.template, "kvpool-agent")["image"] == "example.test/pool:2"
+    assert own(joined(template(), named), "kvpool-agent")["image"] == "example.test/agent:1"
+    with pytest.raises(PoolError) as refusal:
+        inject(template(), pool(), Settings())
+    assert str(refusal.value) == (
+        "pool field spec.agent.image: it is empty; name the agent's image there or with --image"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ([], {"PYTHONPATH": "/kvpool/client"}),
+        ([{"name": "PYTHONPATH", "value": "/a:/b"}], {"PYTHONPATH": "/kvpool/client:/a:/b"}),
+        ([{"name": "PYTHONPATH"}], {"PYTHONPATH": "/kvpool/client"}),
+        (
+            [{"name": "VLLM_PLUGINS", "value": "a,b"}],
+            {"VLLM_PLUGINS": "a,b,kvpool", "PYTHONPATH": "/kvpool/client"},
+        ),
+        (
+            [{"name": "VLLM_PLUGINS", "value": "kvpool,a"}],
+            {"VLLM_PLUGINS": "kvpool,a", "PYTHONPATH": "/kvpool/client"},
+        ),
+        ([{"name": "VLLM_PLUGINS", "value": ""}], {"VLLM_PLUGINS": "kvpool", "PYTHONPATH": "/kvpool/client"}),
+    ],
+)
+def test_the_environment_lets_the_engine_find_the_plugin(
+    environment: list[dict[str, str]], expected: dict[str, str]
+) -> None:
+    after = variables(first(joined(template(engine(env=environment)))))
+    configuration = after.pop("KVPOOL_CLIENT_CONFIG")
+    assert after == expected
+    assert json.loads(configuration) == {
+        "version": 1,
+        "socket": "/run/kvpool/engine.sock",
+        "hostPoolBytes": 4294967296,
+        "blockTokens": 256,
+        "allowUntested": False,
+    }
+
+
+def test_a_list_of_plugins_from_elsewhere_stays() -> None:
+    source = {"name": "VLLM_PLUGINS", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
+    assert source in first(joined(template(engine(env=[source]))))["env"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({"limits": {"memory": "1Gi", "cpu": "2"}}, {"limits": {"memory": "5Gi", "cpu": "2"}}),
+        ({"requests": {"memory": "512Mi"}}, {"requests": {"memory": "4608Mi"}}),
+        (
+            {"requests": {"memory": "1G"}, "limits": {"memory": 5}},
+            {"requests": {"memory": "5294967296"}, "limits": {"memory": "4294967301"}},
+        ),
+        ({"limits": {"cpu": 1}}, {"limits": {"cpu": 1}}),
+    ],
+)
+def test_memory_that_is_set_grows_by_the_host_pool(resources: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert first(joined(template(engine(resources=resources))))["resources"] == expected
+
+
+def test_an_engine_without_resources_gets_none() -> None:
+    assert "resources" not in first(joined(template()))
+
+
+def test_shared_memory_has_room_for_the_host_pool() -> None:
+    after = joined(template())
+    assert {"name": "kvpool-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4160Mi"}} in after["spec"]["volumes"]
+    assert {"name": "kvpool-shm", "mountPath": "/dev/shm"} in first(after)["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"sizeLimit": "1Gi"}, {"sizeLimit": "5Gi"}),  # what the engine had stays on top of the host pool
+        ({"sizeLimit": "1Mi"}, {"sizeLimit": "4160Mi"}),
+        ({"sizeLimit": "4159Mi"}, {"sizeLimit": "8255Mi"}),
+        ({"sizeLimit": "4160Mi"}, {"sizeLimit": "4160Mi"}),
+        ({}, {}),
+    ],
+)
+def test_a_memory_volume_of_the_users_own_is_enlarged(before: dict[str, str], after: dict[str, str]) -> None:
+    given = template(
+        engine(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm/"}]),
+        volumes=[{"name": "shm", "emptyDir": {"medium": "Memory", **before}}],
+    )
+    result = joined(given)
+    assert result["spec"]["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", **after}}
+    assert [v["name"] for v in result["spec"]["volumes"]] == [
+        "shm",
+        "kvpool-config",
+        "kvpool-run",
+        "kvpool-client",
+        "kvpool-no-token",
+    ]
+
+
+GUARANTEED = {"limits": {"cpu": "2", "memory": "8Gi"}, "requests": {"cpu": "2000m", "memory": "8192Mi"}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "requested"),
+    [
+        (GUARANTEED, {"kvpool-agent": "2", "kvpool-client": "500m"}),
+        ({"limits": GUARANTEED["limits"]}, {"kvpool-agent": "2", "kvpool-client": "500m"}),
+        ({"requests": GUARANTEED["requests"]}, {"kvpool-agent": "250m", "kvpool-client": "50m"}),
+        (
+            {**GUARANTEED, "requests": {"cpu": "1999m", "memory": "8Gi"}},
+            {"kvpool-agent": "250m", "kvpool-client": "50m"},
+        ),
+    ],
+)
+def test_a_guaranteed_pod_stays_guaranteed(resources: dict[str, Any], requested: dict[str, str]) -> None:
+    after = joined(template(engine(resources=resources)))
+    got = {c["name"]: c["resources"] for c in after["spec"]["initContainers"]}
+    assert {name: r["requests"]["cpu"] for name, r in got.items()} == requested
+    for r in got.values():
+        assert (r["requests"]["memory"], r["requests"]["ephemeral-storage"]) == (
+            r["limits"]["memory"],
+            r["limits"]["ephemeral-storage"],
+        )
+
+
+def test_the_agents_memory_is_arena_and_overhead_and_the_pool_has_the_last_word() -> None:
+    assert own(joined(template(), pool(tiers={"memory": {"size": "1Gi"}})), "kvpool-agent")["resources"] == {
+        "requests": {"cpu": "250m", "memory": "1536Mi", "ephemeral-storage": "256Mi"},
+        "limits": {"cpu": "2", "memory": "1536Mi", "ephemeral-storage": "256Mi"},
+    }
+    said = {"requests": {"cpu": "10m"}, "limits": {"memory": "20Gi", "cpu": 4}}
+    assert own(joined(template(), pool(agent={"resources": said})), "kvpool-agent")["resources"] == {
+        "requests": {"cpu": "10m", "memory": "8704Mi", "ephemeral-storage": "256Mi"},
+        "limits": {"cpu": 4, "memory": "20Gi", "ephemeral-storage": "256Mi"},
+    }
+
+
+def from_source(name: str) -> dict[str, Any]:
+    return engine(env=[{"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])
+
+
+def with_shm(**volume: Any) -> dict[str, Any]:
+    mounted = engine(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}])
+    return template(mounted, volumes=[{"name": "shm", **volume}] if volume else [])
+
+
+VLLM_BY_ARGUMENT = {"name": "b", "image": "i", "args": ["-m", "vllm.entrypoints.openai.api_server"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (template(hostNetwork=True), "host_network"),
+        (template(labels={"kvpool.io/pool": "other"}), "other_pool"),
+        (template({"name": "a", "image": "i"}, {"name": "b", "image": "i"}), "no_engine_container"),
+        (template(engine(), VLLM_BY_ARGUMENT), "no_engine_container"),
+        (template(containers=[]), "no_engine_container"),
+        (template(from_source("PYTHONPATH")), "pythonpath_from_source"),
+        (with_shm(emptyDir={}), "shm_not_memory"),
+        (with_shm(hostPath={"path": "/dev/shm"}), "shm_not_memory"),
+        (with_shm(), "shm_not_memory"),
+        (joined(template()), "already_injected"),
+        (template(engine(env=[{"name": "KVPOOL_CLIENT_CONFIG", "value": "{}"}])), "already_injected"),
+        (template(volumes=[{"name": "kvpool-run", "emptyDir": {}}]), "already_injected"),
+    ],
+)
+def test_a_template_that_cannot_join_is_left_alone_with_a_reason(given: dict[str, Any], reason: str) -> None:
+    before = copy.deepcopy(given)
+    assert inject(given, pool(), SETTINGS) == Skip(reason)
+    assert given == before
+    assert reason in REASONS
+
+
+@pytest.mark.parametrize(
+    ("containers", "container", "found"),
+    [
+        ([{"name": "a", "image": "i"}], "", "a"),
+        ([{"name": "a", "image": "i"}, {"name": "b", "image": "example.test/VLLM:1"}], "", "b"),
+        ([{"name": "a", "image": "i"}, VLLM_BY_ARGUMENT], "", "b"),
+        ([{"name": "a", "image": "i"}, {"name": "b", "image": "i", "command": ["/opt/vllm"]}], "", "b"),
+        ([engine(), {"name": "b", "image": "i"}], "b", "b"),
+    ],
+)
+def test_the_engines_container(containers: list[dict[str, Any]], container: str, found: str) -> None:
+    result = inject(template(*containers), pool(engine={"container": container}), SETTINGS)
+    assert isinstance(result, Injected)
+    assert result.engine == found
+    changed = [c["name"] for c in result.template["spec"]["containers"] if "volumeMounts" in c]
+    assert changed == [found]
+
+
+def test_a_named_container_that_is_not_there() -> None:
+    assert inject(template(), pool(engine={"container": "x"}), SETTINGS) == Skip("no_engine_container")
+
+
+def test_labels_and_annotations_and_a_hash_that_follows_the_configuration() -> None:
+    given = template(labels={"app": "x", "kvpool.io/pool": "chat"})
+    given["metadata"]["annotations"] = {"kept": "yes"}
+    metadata = joined(given)["metadata"]
+    assert metadata["labels"] == {"app": "x", "kvpool.io/pool": "chat"}
+    assert metadata["annotations"].pop("kept") == "yes"
+    digest = metadata["annotations"]["kvpool.io/config-hash"]
+    other = joined(template(), pool(loading={"deadlineSeconds": 3}))["metadata"]["annotations"]
+    assert joined(template())["metadata"]["annotations"] == {"kvpool.io/config-hash": digest}
+    assert other["kvpool.io/config-hash"] != digest

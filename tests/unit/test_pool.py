@@ -1,0 +1,232 @@
+"""The pool's types: every spelling of a quantity, every refusal as one sentence, and the objects that
+follow."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvpool_contract.config import decode_config
+from kvpool_operator.desired.objects import agent_config, pool_objects
+from kvpool_operator.desired.pool import PoolError, read_pool
+from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
+
+
+def document(spec: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvpool.io/v1alpha1",
+        "kind": "KVCachePool",
+        "metadata": {"name": "chat", **metadata},
+        "spec": spec or {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4Gi", 4 * 2**30),
+        ("500Mi", 500 * 2**20),
+        ("500M", 500_000_000),
+        ("1.5Gi", 3 * 2**29),
+        (".5Ki", 512),
+        ("0.1Ki", 103),  # 102.4: a fraction of a byte rounds up
+        ("1e3", 1000),
+        ("12E2", 1200),
+        ("1E", 10**18),
+        ("2Ei", 2**61),
+        ("1500m", 2),
+        ("7", 7),
+        (7, 7),
+        (2.5, 3),
+    ],
+)
+def test_a_quantity_is_exact(text: object, count: int) -> None:
+    assert parse_quantity(text) == count
+
+
+@pytest.mark.parametrize("text", ["4GB", "4 Gi", "-1Gi", "", "Gi", "1ki", "0x10", "1e", None, True, ["4Gi"], "1e999"])
+def test_what_is_no_quantity_is_refused(text: object) -> None:
+    with pytest.raises(QuantityError) as refusal:
+        parse_quantity(text)
+    assert str(refusal.value) == (f"{text!r} is no quantity; write a number with a unit, such as 500Mi or 4Gi")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1, "1"),
+        (1024, "1Ki"),
+        (1536, "1536"),
+        (3 * 2**29, "1536Mi"),
+        (2**40, "1Ti"),
+        (10**9, "1000000000"),
+    ],
+)
+def test_a_quantity_is_written_shortest_and_exact(count: int, text: str) -> None:
+    assert format_quantity(count) == text
+    assert parse_quantity(text) == count
+
+
+def test_an_empty_spec_has_the_defaults() -> None:
+    assert (
+        agent_config(read_pool(document()))
+        == decode_config(
+            json.dumps(
+                {
+                    "version": 1,
+                    "pool": "chat",
+                    "arenaBytes": 8589934592,
+                    "members": {"dns": "chat-kvpool.default.svc:7700"},
+                    "engine": {"port": 8000},
+                    "prewarm": {"maxBytes": 2147483648, "maxBytesPerSecond": 524288000, "maxStreams": 4},
+                    "readiness": {"targetPercent": 95, "deadlineSeconds": 240.0, "attachGraceSeconds": 30.0},
+                    "loading": {"deadlineSeconds": 10.0},
+                }
+            ).encode()
+        ).config
+    )
+
+
+def test_every_field_reaches_the_configuration() -> None:
+    pool = read_pool(
+        document(
+            {
+                "engine": {
+                    "container": "llm",
+                    "port": 9,
+                    "hostPool": {"size": "1Gi"},
+                    "blockTokens": 64,
+                    "allowUntested": True,
+                },
+                "tiers": {"memory": {"size": "3Gi"}},
+                "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7},
+                "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
+                "loading": {"deadlineSeconds": 3},
+                "agent": {"image": "i", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}},
+            },
+            namespace="team-a",
+        )
+    )
+    engine = pool.spec.engine
+    assert (engine.container, engine.host_pool.size, engine.block_tokens, engine.allow_untested) == (
+        "llm",
+        2**30,
+        64,
+        True,
+    )
+    assert (pool.spec.agent.image, pool.spec.agent.resources.requests) == ("i", {"cpu": 1})
+    assert pool.spec.agent.resources.limits == {"memory": "4Gi"}
+    assert json.loads(pool_objects(pool)[0]["data"]["agent.json"]) == {
+        "version": 1,
+        "pool": "chat",
+        "arenaBytes": 3221225472,
+        "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
+        "engine": {"port": 9},
+        "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7},
+        "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2.0},
+        "loading": {"deadlineSeconds": 3.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (
+            {"engin": {}},
+            "pool field spec.engin: this version does not know it; "
+            "spec has engine, tiers, prewarm, readiness, loading, agent",
+        ),
+        (
+            {"engine": {"hostpool": {}}},
+            "pool field spec.engine.hostpool: this version does not know it; "
+            "spec.engine has container, port, hostPool, blockTokens, allowUntested",
+        ),
+        (
+            {"tiers": {"disk": {"size": "1Gi"}}},
+            "pool field spec.tiers.disk: this version does not know it; spec.tiers has memory",
+        ),
+        (
+            {"tiers": {"memory": {"size": "8GB"}}},
+            "pool field spec.tiers.memory.size: '8GB' is no quantity; write a number with a unit, such as 500Mi or 4Gi",
+        ),
+        (
+            {"tiers": {"memory": {"size": 1000}}},
+            "pool field spec.tiers.memory.size: 1000 bytes are below 1048576; raise it",
+        ),
+        (
+            {"engine": {"hostPool": {"size": "1k"}}},
+            "pool field spec.engine.hostPool.size: 1000 bytes are below 1048576; raise it",
+        ),
+        (
+            {"prewarm": {"maxBytesPerSecond": 0}},
+            "pool field spec.prewarm.maxBytesPerSecond: 0 bytes are below 1; raise it",
+        ),
+        (
+            {"engine": {"port": 65536}},
+            "pool field spec.engine.port: expected `int` <= 65535; correct the value",
+        ),
+        (
+            {"readiness": {"targetPercent": "95"}},
+            "pool field spec.readiness.targetPercent: expected `int`, got `str`; correct the value",
+        ),
+        (
+            {"agent": {"resources": {"limits": {"cpu": "two"}}}},
+            "pool field spec.agent.resources.limits.cpu: 'two' is "
+            "no quantity; write a number with a unit, such as 500Mi or 4Gi",
+        ),
+    ],
+)
+def test_a_refusal_names_the_field_and_the_fix(spec: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PoolError) as refusal:
+        read_pool(document(spec))
+    assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize("name", ["", "Chat", "1chat", "chat-", "a.b", "a" * 57])
+def test_a_name_that_no_service_can_carry_is_refused(name: str) -> None:
+    with pytest.raises(PoolError) as refusal:
+        read_pool(document(name=name))
+    assert str(refusal.value) == (
+        f"pool field metadata.name: {name!r} can't name the pool's Service; use at most 56 lower-case "
+        f"letters, "
+        f"digits and '-', a letter first and no '-' last"
+    )
+
+
+def test_the_longest_name_fits_a_service() -> None:
+    names = {o["metadata"]["name"] for o in pool_objects(read_pool(document(name="a" * 56)))}
+    assert names == {"a" * 56 + "-kvpool"} and len(names.pop()) == 63
+
+
+def test_a_namespace_is_checked() -> None:
+    with pytest.raises(PoolError, match=r"^pool field metadata.namespace: 'a_b' is no namespace; use at most 63 "):
+        read_pool(document(namespace="a_b"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"kind": "Pool"},
+            "pool: this is no KVCachePool of kvpool.io/v1alpha1; begin with these as kind and apiVersion",
+        ),
+        (
+            {"apiVersion": "kvpool.io/v1"},
+            "pool: this is no KVCachePool of kvpool.io/v1alpha1; begin with these as kind and apiVersion",
+        ),
+        ({"metadata": {}}, "pool field metadata.name: it is missing; add it"),
+        (
+            {"metadata": {"name": "a", "labels": {}}},
+            "pool field metadata.labels: this version does not know it; metadata has name, namespace",
+        ),
+        (
+            {"status": {}},
+            "pool field status: this version does not know it; the document has apiVersion, kind, metadata, spec",
+        ),
+    ],
+)
+def test_the_frame_of_the_document_is_checked(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PoolError) as refusal:
+        read_pool(document() | change)
+    assert str(refusal.value) == sentence
