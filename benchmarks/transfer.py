@@ -65,7 +65,7 @@ class Memory:
     @contextmanager
     def blocks(
         self,
-        fingerprint: bytes,
+        fingerprint: bytes,  # noqa: ARG002
         keys: Sequence[bytes],
         purpose: str,  # noqa: ARG002
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
@@ -149,9 +149,8 @@ def measure(size: int, total: int, rounds: int) -> None:
     gigabytes = count * size / 1e9
     for name in ("socket", "kvpool"):
         rate = gigabytes / statistics.median(seconds[name])
-        print(
-            f"{size // MIB:3d} MiB  {name:8}  {rate:5.2f} GB/s  {statistics.median(cpu[name]) / gigabytes:5.2f} CPU-s/GB"
-        )
+        cost = statistics.median(cpu[name]) / gigabytes
+        print(f"{size // MIB:3d} MiB  {name:8}  {rate:5.2f} GB/s  {cost:5.2f} CPU-s/GB")
     for name, label in (("kvpool", "kvpool / socket"), ("socket again", "A/A, noise")):
         ratios = sorted(b / a for a, b in zip(seconds[name], seconds["socket"], strict=True))
         low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]

@@ -19,6 +19,7 @@ log = logging.getLogger("kvpool.client")
 # minor versions of vLLM in which the whole suite has passed
 TESTED_VLLM = ("0.32",)
 _MARK = "_kvpool_joined"
+_OURS = "_kvpool_connector"
 
 
 def register() -> None:
@@ -57,6 +58,8 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
         arguments.kv_transfer_config = None
         return create()
 
+    if arguments.kv_transfer_config is getattr(arguments, _OURS, None):
+        arguments.kv_transfer_config = None  # built a second time from the same arguments: it is not the user's
     if arguments.kv_transfer_config is not None:
         log.warning("kvpool: the user has a KV connector; left as it is")
         session.report_bare(chosen.socket, "foreign_connector", "kv_transfer_config is set")
@@ -70,7 +73,9 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
     from kvpool_client.engine_vllm import configuration
 
     try:
-        arguments.kv_transfer_config = configuration.connector(chosen)
+        connector = configuration.connector(chosen)
+        setattr(arguments, _OURS, connector)
+        arguments.kv_transfer_config = connector
         config = create()
     except Exception:  # noqa: BLE001 - tried again without our part, so a fault of the user's own shows as ever
         return bare("config_refused", traceback.format_exc(limit=-1))

@@ -1,0 +1,155 @@
+"""Agents die, sources vanish, clients break their word: requests are served all the same, and nothing wrong is."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent_pool import AgentPool, Node
+from replica import MIB, wait_for
+from standin_engine import Served, engine_keys, prompt
+
+ROW = 4096
+
+
+@contextmanager
+def watched_readiness(node: Node) -> Iterator[list[bool]]:
+    """Asks /readyz without a pause; the list has every answer, False also for none."""
+    answers: list[bool] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            try:
+                answers.append(node.ready())
+            except OSError:
+                answers.append(False)
+            ended.wait(0.005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_worker_killed_again_and_again_leaves_the_pod_ready_and_its_blocks_are_shared_again(pool: AgentPool) -> None:
+    a = pool.joined("a", prewarm={"maxBytes": 0})  # so that its arena is empty after each restart
+    b = pool.joined("b")
+    names = ["one", "two", "three"]
+    for name in names:
+        a.engine.serve(prompt(name, 6))
+    a.until_blocks(18)
+    a.until("latched", lambda _: a.ready())
+    with watched_readiness(a) as answers:
+        for name in names:
+            worker, attached = a.replica.worker_pid(), a.engine.session.attached
+            incarnation = a.status().incarnation
+            os.kill(worker, signal.SIGKILL)
+            wait_for("loss seen", lambda attached=attached: a.engine.session.attached is not attached, 20, 0.01)
+            wait_for("attached again", lambda: a.engine.session.attached, 20, 0.02)
+            status = a.until("another worker", lambda s, old=incarnation: s.incarnation != old and s.attached)
+            assert (status.state, status.reason) == ("Ready(degraded)", "arena_lost")
+            assert status.arena.blocks == 0
+            # what the engine holds is offered again with the next request that contains it
+            assert a.engine.serve(prompt(name, 6)) == Served(host=6)
+            a.until_blocks(6)
+            b.until_sees(a)
+            assert b.engine.serve(prompt(name, 6)) == Served(pool=6)
+    assert answers and all(answers)
+    assert b.status().transfers["demand_in"].blocks == 18
+
+
+def test_what_came_before_a_source_died_in_the_middle_is_kept_and_the_rest_is_computed(pool: AgentPool) -> None:
+    row, blocks = 2 * MIB, 64
+    arena = {"arenaBytes": 2 * blocks * row}
+    a = pool.node("a", **arena).start().attach(row_bytes=row, rows=blocks)
+    b = pool.node("b", **arena).start().attach(row_bytes=row, rows=4 * blocks)
+    for attempt in range(8):
+        a.engine.serve(prompt(f"p{attempt}", blocks))
+        b.until_sees(a)
+        before = b.status().transfers
+        had = before["demand_in"].blocks if "demand_in" in before else 0
+        served: list[Served] = []
+        asking = threading.Thread(
+            target=lambda n=attempt, out=served: out.append(b.engine.serve(prompt(f"p{n}", blocks)))
+        )
+        worker = a.replica.worker_pid()
+        asking.start()
+        wait_for(
+            "first bytes",
+            lambda had=had: (t := b.status().transfers.get("demand_in")) and t.blocks > had,
+            10,
+            0.0005,
+        )
+        os.kill(worker, signal.SIGSTOP)
+        came = b.status().transfers["demand_in"].blocks - had
+        if came < blocks - 8:  # those may be on their way in the sockets
+            break
+        os.kill(worker, signal.SIGCONT)
+        asking.join()
+    else:
+        raise AssertionError("the source was never caught in the middle")
+    os.kill(worker, signal.SIGKILL)
+    asking.join()
+    came = b.status().transfers["demand_in"].blocks - had
+    assert 0 < came < blocks
+    assert served == [Served(pool=came, computed=blocks - came)]
+    assert set(b.status().misses) <= {"transfer_failed", "deadline", "never_published"}
+    assert b.status().misses["transfer_failed"] == blocks - came
+
+
+def test_a_source_that_hangs_costs_the_deadline_and_no_more(pool: AgentPool) -> None:
+    a = pool.joined("a")
+    b = pool.joined("b", loading={"deadlineSeconds": 0.5})
+    a.engine.serve(prompt("p", 8))
+    b.until_sees(a)
+    worker = a.replica.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        assert b.engine.serve(prompt("p", 8)) == Served(computed=8)
+        assert b.status().misses == {"deadline": 8}
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def test_what_a_client_never_commits_is_not_published_and_its_slots_are_free_again(pool: AgentPool) -> None:
+    a = pool.node("a").start()
+    keys = engine_keys(prompt("p", 5))
+    channel = a.raw_session()
+    granted = channel.receive()
+    for one in granted.descriptors:
+        os.close(one)
+    pairs = b"".join(key + parent for key, parent in zip(keys, [bytes(36), *keys], strict=False))
+    for job in (1, 2):
+        channel.send({"verb": "store", "job": job, "rows": [0, 1, 2, 3, 4]}, pairs)
+        assert channel.receive().header == {"verb": "copied", "job": job, "whole": True, "stored": 5}
+    assert (a.status().arena.blocks, a.status().arena.used_bytes) == (0, 10 * ROW)
+    channel.send({"verb": "forget", "job": 1})
+    a.until("forgotten", lambda status: status.arena.used_bytes == 5 * ROW)
+    channel.send({"verb": "lookup", "plan": 1, "start": 0}, b"".join(keys))
+    assert channel.receive().header == {"verb": "plan", "plan": 1, "hits": []}
+    channel.close()
+    status = a.until("gone", lambda status: not status.attached)
+    assert (status.arena.blocks, status.arena.used_bytes) == (0, 0)
+    assert status.counters["stores_forgotten"] == 2
+
+
+def test_an_engine_whose_agent_stops_computes_without_an_error_and_attaches_to_the_next_one(pool: AgentPool) -> None:
+    a = pool.joined("a")
+    assert a.engine.serve(prompt("p", 6)) == Served(computed=6)
+    a.until_blocks(6)
+    a.replica.stop()
+    wait_for("loss seen", lambda: a.engine.session.attached is None, 20, 0.01)
+    a.engine.forget()
+    started = time.monotonic()
+    assert a.engine.serve(prompt("p", 6)) == Served(computed=6)
+    assert time.monotonic() - started < 5.0  # no wait for an agent that is not there
+    a.replica.start_agent()
+    wait_for("attached again", lambda: a.engine.session.attached, 20, 0.02)
+    assert a.engine.serve(prompt("p", 6)) == Served(host=6)
+    a.until_blocks(6)

@@ -1,0 +1,160 @@
+"""Replicas with a real agent process and the stand-in engine in this process, for the suites without a real engine."""
+
+import json
+import os
+import socket
+import urllib.error
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from replica import MIB, Pool, Replica, Tools, get, wait_for
+from standin_engine import HASH_BYTES, StandInEngine
+
+from kvpool_client import wire
+from kvpool_contract.status import AgentStatus, Event, decode_status
+
+WAIT_SECONDS = 20.0
+RAW_ROWS, RAW_ROW_BYTES = 8, 4096
+
+
+class Node:
+    """A replica: its agent process and, once attached, its stand-in engine."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.engines: list[StandInEngine] = []
+
+    @property
+    def engine(self) -> StandInEngine:
+        return self.engines[-1]
+
+    @property
+    def socket_path(self) -> str:
+        return str(self.replica.folder / "run" / "engine.sock")
+
+    def start(self) -> "Node":
+        self.replica.start_agent()
+        return self
+
+    def begin_attach(self, **options: Any) -> "Node":
+        """Starts the engine, which attaches by itself when it can."""
+        port = 0 if self.engines else self.replica.engine_port
+        self.engines.append(StandInEngine(self.socket_path, port=port, **options).start())
+        return self
+
+    def attach(self, **options: Any) -> "Node":
+        self.begin_attach(**options)
+        wait_for("attach", lambda: self.engine.session.attached, WAIT_SECONDS, 0.01)
+        return self
+
+    def close_engines(self) -> None:
+        while self.engines:
+            self.engines.pop().close()
+
+    def raw_session(self, **header: Any) -> wire.Channel:
+        """A connection to the engine port, for a client that does what ours never does: it has sent an attach, with
+        eight rows of 4 KiB where `header` says nothing else."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(self.socket_path)
+        channel = wire.Channel(sock)
+        channel.settimeout(WAIT_SECONDS)
+        descriptor = os.memfd_create("rows", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, RAW_ROWS * RAW_ROW_BYTES)
+        geometry = {"row_bytes": RAW_ROW_BYTES, "rows": RAW_ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
+        fields = {"engine": "raw", "row_bytes": RAW_ROW_BYTES}
+        attach = {"verb": "attach", "versions": list(wire.VERSIONS), "format": fields, **geometry, **header}
+        channel.send(attach, descriptors=[descriptor])
+        os.close(descriptor)
+        return channel
+
+    # -- asking --------------------------------------------------------------------------------------
+
+    def status(self) -> AgentStatus:
+        return decode_status(json.dumps(self.replica.status()).encode())
+
+    def until(self, what: str, holds: Callable[[AgentStatus], object], seconds: float = WAIT_SECONDS) -> AgentStatus:
+        """The first status for which `holds` does."""
+
+        def look() -> AgentStatus | None:
+            status = self.status()
+            return status if holds(status) else None
+
+        found = wait_for(f"{self.replica.name}: {what}", look, seconds, 0.02)
+        assert found is not None
+        return found
+
+    def until_blocks(self, blocks: int) -> AgentStatus:
+        return self.until(f"{blocks} blocks", lambda status: status.arena.blocks == blocks)
+
+    def until_state(self, state: str, reason: str = "") -> AgentStatus:
+        return self.until(f"{state} {reason}", lambda status: (status.state, status.reason) == (state, reason))
+
+    def until_sees(self, *others: "Node") -> "Node":
+        """Until this member knows the others as they are now: what it can find by then."""
+        for other in others:
+
+            def seen(status: AgentStatus, other: "Node" = other) -> bool:
+                now = other.status()
+                return any(
+                    peer.live and peer.format == now.format and peer.blocks == now.arena.blocks
+                    for peer in status.peers
+                    if peer.member == now.member and now.format
+                )
+
+            self.until(f"sees {other.replica.name}", seen)
+        return self
+
+    def events(self, word: str) -> list[Event]:
+        return [event for event in self.status().events if event.word == word]
+
+    def ready(self) -> bool:
+        """Answer of /readyz; raises OSError where there is none."""
+        try:
+            return bool(get(f"http://127.0.0.1:{self.replica.supervisor_port}/readyz", 5.0))
+        except urllib.error.HTTPError:
+            return False
+
+    def arena_file(self) -> Path:
+        """The arena's memory, by way of the supervisor that holds it."""
+        process = self.replica.agent_process
+        assert process is not None
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            if "memfd:kvpool-arena" in str(descriptor.readlink()):
+                return descriptor
+        raise OSError("the supervisor holds no arena")
+
+
+class AgentPool:
+    """All replicas of one test; `stop` ends every process and thread."""
+
+    def __init__(self, folder: Path, **agent: Any) -> None:
+        """agent: fields of every agent's configuration."""
+        tools = Tools(engine_python=Path("none"), model=Path("none"))
+        self._pool = Pool(tools, folder, agent={"arenaBytes": 4 * MIB, **agent})
+        self.nodes: list[Node] = []
+
+    def node(self, name: str, **agent: Any) -> Node:
+        """A replica that is not started yet."""
+        self.nodes.append(Node(self._pool.replica(name, agent=agent)))
+        return self.nodes[-1]
+
+    def joined(self, name: str, **agent: Any) -> Node:
+        """A replica whose agent runs and whose engine is attached."""
+        return self.node(name, **agent).start().attach()
+
+    def all_started(self, names: str, **agent: Any) -> list[Node]:
+        """A replica for each letter, their agents started at the same time."""
+        with ThreadPoolExecutor() as threads:
+            return list(threads.map(Node.start, [self.node(name, **agent) for name in names]))
+
+    def all_joined(self, names: str) -> list[Node]:
+        return [node.attach() for node in self.all_started(names)]
+
+    def stop(self) -> None:
+        with ThreadPoolExecutor() as threads:
+            for node in self.nodes:
+                threads.submit(node.close_engines)
+                threads.submit(node.replica.stop)
+        self._pool.stop()

@@ -1,0 +1,216 @@
+"""Where members are read from, who is alive, and how a chain that several hold is joined."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from replica import wait_for
+
+from kvpool_agent.directory import members as view
+from kvpool_agent.directory.locate import Located, Locator, Segment, join_segments
+from kvpool_agent.directory.members import Member, MemberView, SeedError, read_seeds
+from kvpool_agent.peer import frames, serve
+from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_contract.config import Members
+
+FORMAT = b"f" * 16
+
+
+class Empty:
+    """A source that holds nothing, or one key."""
+
+    pool = "pool"
+
+    def __init__(self, member: str, held: bytes = b"", fingerprint: bytes = FORMAT) -> None:
+        self.member, self.held, self.fingerprint = member, held, fingerprint
+
+    def welcome(self, version: int) -> frames.Welcome:
+        return frames.Welcome(version, self.member, "inc", "Ready(warm)", self.fingerprint.hex(), 1)
+
+    def holds(self, fingerprint: bytes, keys: list[bytes]) -> list[bool]:
+        return [key == self.held for key in keys]
+
+    def hottest(self, fingerprint: bytes, limit: int) -> list[object]:
+        return []
+
+
+@contextmanager
+def serving(source: Empty) -> Iterator[tuple[serve.PeerServer, str]]:
+    server = serve.PeerServer("127.0.0.1", 0, source)  # type: ignore[arg-type]
+    server.start()
+    try:
+        yield server, f"127.0.0.1:{server.port}"
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def members_file(tmp_path: Path) -> Path:
+    made = tmp_path / "members"
+    made.write_text("")
+    return made
+
+
+@pytest.fixture
+def make_view(members_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MemberView]]:
+    monkeypatch.setattr(view, "REFRESH_SECONDS", 0.02)
+    made: list[MemberView] = []
+
+    def make(own: str = "own", on_gone: Callable[[str], None] = lambda _: None) -> MemberView:
+        dialer = Dialer(Identity("pool", own, "inc"))
+        made.append(MemberView(Members(file=str(members_file)), dialer, own, on_gone))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_members_file_is_read_without_blanks_comments_and_doubles(members_file: Path) -> None:
+    members_file.write_text("b:2\n\n# a comment\n  a:1 \nb:2\n")
+    assert read_seeds(Members(file=str(members_file))) == ["a:1", "b:2"]
+
+
+def test_a_name_resolves_to_all_its_addresses_with_their_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(2, 1, 6, "", ("10.0.0.2", 7700)), (2, 1, 6, "", ("10.0.0.1", 7700)), (10, 1, 6, "", ("fd00::1", 7700))]
+    monkeypatch.setattr(view.socket, "getaddrinfo", lambda host, port, type: found if host == "pool.ns" else [])
+    assert read_seeds(Members(dns="pool.ns:7700")) == ["10.0.0.1:7700", "10.0.0.2:7700", "[fd00::1]:7700"]
+
+
+def test_sources_of_members_that_cannot_be_read_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SeedError, match="members file"):
+        read_seeds(Members(file=str(tmp_path / "absent")))
+
+    def fails(*_: object, **__: object) -> None:
+        raise view.socket.gaierror("no such name")
+
+    monkeypatch.setattr(view.socket, "getaddrinfo", fails)
+    with pytest.raises(SeedError, match="members name nowhere"):
+        read_seeds(Members(dns="nowhere:7700"))
+
+
+def test_the_view_follows_the_file_and_tells_who_has_gone(
+    members_file: Path, make_view: Callable[..., MemberView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[str] = []
+    with serving(Empty("one")) as (_, first), serving(Empty("two")) as (_, second):
+        members = make_view(on_gone=gone.append)
+        assert members.all() == []
+        members_file.write_text(f"{first}\n{second}\n")
+        wait_for("two live members", lambda: len(members.live(FORMAT)) == 2, 10, 0.01)
+        members_file.write_text(f"{second}\n")
+        wait_for("one live member", lambda: [m.address for m in members.live(FORMAT)] == [second], 10, 0.01)
+        assert gone == [first]
+        failures: list[SeedError] = []
+
+        def failing(_: Members) -> list[str]:
+            failures.append(SeedError("gone"))
+            raise failures[-1]
+
+        monkeypatch.setattr(view, "read_seeds", failing)
+        wait_for("reads again", lambda: len(failures) > 2, 10, 0.01)
+        assert [m.address for m in members.live(FORMAT)] == [second]  # an unreadable file keeps the last view
+
+
+def test_a_member_is_known_by_its_answer_and_never_lists_itself(
+    members_file: Path, make_view: Callable[..., MemberView]
+) -> None:
+    with serving(Empty("own")) as (_, own), serving(Empty("peer", fingerprint=b"g" * 16)) as (_, peer):
+        members_file.write_text(f"{own}\n{peer}\n")
+        members = make_view(own="own")
+        members.settle(10)
+        (found,) = members.all()
+        assert (found.address, found.live, found.welcome.member) == (peer, True, "peer")  # type: ignore[union-attr]
+        assert members.live(FORMAT) == []  # of another format
+        assert members.live(b"g" * 16) == [found]
+
+
+def test_a_member_that_stops_answering_is_not_live_and_comes_back_by_itself(
+    members_file: Path, make_view: Callable[..., MemberView]
+) -> None:
+    with serving(Empty("peer")) as (server, address):
+        members_file.write_text(f"{address}\n")
+        members = make_view()
+        wait_for("live", lambda: members.live(FORMAT), 10, 0.01)
+    wait_for("gone", lambda: not members.live(FORMAT), 10, 0.01)
+    (lost,) = members.all()
+    assert lost.error and lost.welcome is not None  # what it last said is still known
+    again = serve.PeerServer("127.0.0.1", server.port, Empty("peer"))  # type: ignore[arg-type]
+    again.start()
+    try:
+        wait_for("back", lambda: members.live(FORMAT), 10, 0.01)
+    finally:
+        again.close()
+
+
+def test_settle_waits_for_seeds_that_are_not_there_no_longer_than_their_first_try(
+    members_file: Path, make_view: Callable[..., MemberView]
+) -> None:
+    members_file.write_text("127.0.0.1:1\n")
+    members = make_view()
+    members.settle(10)
+    (found,) = members.all()
+    assert (found.live, found.welcome) == (False, None)
+
+
+def test_a_lookup_asks_all_live_members_and_names_the_reason_where_the_run_ends(
+    members_file: Path, make_view: Callable[..., MemberView]
+) -> None:
+    keys = [bytes([n]) * 16 for n in range(3)]
+    dialer = Dialer(Identity("pool", "own", "inc"))
+    with serving(Empty("a", keys[0])) as (first, a), serving(Empty("b", keys[1])) as (_, b):
+        members_file.write_text(f"{a}\n{b}\n")
+        members = make_view()
+        locator = Locator(members, dialer)
+        wait_for("two live members", lambda: len(members.live(FORMAT)) == 2, 10, 0.01)
+        deadline = float("inf")
+        both = (Segment(a, 0, 1), Segment(b, 1, 2))
+        assert locator.locate(FORMAT, keys, deadline) == Located(both, "never_published")
+        assert locator.locate(FORMAT, keys[:2], deadline) == Located(both, "")
+        assert locator.locate(b"g" * 16, keys, deadline) == Located((), "never_published")
+        first.close()
+        frozen = Member(a, True, Empty("a").welcome(1))
+        members.live = lambda _fingerprint: [frozen]  # type: ignore[method-assign,assignment]
+        assert locator.locate(FORMAT, keys, deadline) == Located((), "directory_unreachable")
+        locator.close()
+    dialer.close()
+
+
+def test_segments_take_the_longest_run_at_each_gap() -> None:
+    held = {
+        "a": [True, True, False, False, True],
+        "b": [True, True, True, False, True],
+        "c": [False, False, False, True, False],
+    }
+    assert join_segments(held, 5) == (Segment("b", 0, 3), Segment("c", 3, 4), Segment("a", 4, 5))
+    assert join_segments({}, 3) == ()
+    assert join_segments({"a": [False, True]}, 2) == ()
+    assert join_segments({"a": []}, 0) == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_segments_are_the_longest_run_without_gaps_in_the_fewest_pieces(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(100):
+        length = draw.randint(1, 8)
+        held = {name: [draw.random() < 0.7 for _ in range(length)] for name in "abc"}
+        segments = join_segments(held, length)
+        run = next((i for i in range(length) if not any(held[name][i] for name in held)), length)
+        assert [s.start for s in segments] == [0, *[s.end for s in segments]][: len(segments)]
+        assert (segments[-1].end if segments else 0) == run
+        assert all(held[s.address][i] for s in segments for i in range(s.start, s.end))
+        if run:
+            assert len(segments) == fewest_pieces(held, run)
+
+
+def fewest_pieces(held: dict[str, list[bool]], run: int) -> int:
+    for count in itertools.count(1):
+        for cuts in itertools.combinations(range(1, run), count - 1):
+            edges = [0, *cuts, run]
+            if all(any(all(row[a:b]) for row in held.values()) for a, b in itertools.pairwise(edges)):
+                return count
+    raise AssertionError

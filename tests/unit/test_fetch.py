@@ -1,0 +1,211 @@
+"""Fetching: whatever came before a fault is kept, unfilled slots go back, and no block is fetched twice at a time."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvpool_agent.account import Account
+from kvpool_agent.flows.fetch import Fetcher, InFlight, Wanted
+from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import Slab
+from kvpool_agent.store.tag import tag_of
+
+SLOT = 4096
+SLOTS = 8
+Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
+
+
+def key(n: int) -> bytes:
+    return bytes([n]) * 16
+
+
+def wanted(*numbers: int) -> list[Wanted]:
+    return [Wanted(key(n), key(n - 1) if n else b"") for n in numbers]
+
+
+class Source:
+    """A dialer whose peer sends each block as `send` says; `asked` has the keys of each fetch."""
+
+    def __init__(self, send: Callable[[int, bytes, Land], None] | None = None) -> None:
+        self.send = send or whole
+        self.asked: list[list[bytes]] = []
+
+    def fetch(
+        self, address: str, fingerprint: bytes, keys: Sequence[bytes], purpose: str, deadline: float, land: Land
+    ) -> None:
+        self.asked.append(list(keys))
+        for index, one in enumerate(keys):
+            self.send(index, one, land)
+
+
+def whole(index: int, one: bytes, land: Land, length: int = SLOT, tag: bytes = b"") -> None:
+    data = one * (length // 16)
+
+    def read_into(view: memoryview) -> None:
+        view[:] = data
+
+    land(index, tag or tag_of(one, memoryview(data)), length, read_into)
+
+
+@pytest.fixture
+def slab() -> Slab:
+    return Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), Arena(SLOTS))
+
+
+def fetcher(source: Source) -> tuple[Fetcher, Account]:
+    account = Account()
+    return Fetcher(source, account), account  # type: ignore[arg-type]
+
+
+def soon() -> float:
+    return time.monotonic() + 10
+
+
+def held(slab: Slab) -> list[int]:
+    return [n for n in range(16) if slab.arena.held([key(n)]) == [True]]
+
+
+def test_fetched_blocks_are_in_the_arena_with_their_bytes_parents_and_tags(slab: Slab) -> None:
+    made, account = fetcher(Source())
+    arrived: list[int] = []
+    assert made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon(), arrived.append) == ""
+    _, blocks = slab.arena.lease([key(0), key(1)], 0.0, 1.0)
+    for n, block in enumerate(blocks):
+        assert block is not None and block.foreign
+        assert bytes(slab.view(block.slot)) == key(n) * (SLOT // 16)
+        assert block.tag == tag_of(key(n), slab.view(block.slot))
+        assert block.parent == (key(n - 1) if n else b"")
+    assert arrived == [SLOT] * 3
+    assert (account.transfers["demand_in"].blocks, account.transfers["demand_in"].bytes) == (3, 3 * SLOT)
+
+
+def test_what_came_before_a_fault_is_kept_and_the_other_slots_are_free_again(slab: Slab) -> None:
+    def breaks(index: int, one: bytes, land: Land) -> None:
+        if index == 2:
+            raise PeerError("connection closed by the peer")
+        whole(index, one, land)
+
+    made, account = fetcher(Source(breaks))
+    assert made.fetch(slab, "peer", wanted(0, 1, 2, 3), "demand", soon()) == "transfer_failed"
+    assert (held(slab), slab.arena.used_slots) == ([0, 1], 2)
+    assert account.counters == {"fetch_transfer_failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "late", "reason"),
+    [("refused: busy", False, "busy"), ("reset", False, "transfer_failed"), ("timed out", True, "deadline")],
+)
+def test_each_fault_has_its_reason(slab: Slab, error: str, late: bool, reason: str) -> None:
+    def fails(*_: object) -> None:
+        raise PeerError(error)
+
+    made, _ = fetcher(Source(fails))
+    assert made.fetch(slab, "peer", wanted(0), "demand", 0.0 if late else soon()) == reason
+    assert slab.arena.used_slots == 0
+
+
+@pytest.mark.parametrize("bad", [{"tag": b"x" * 16}, {"length": SLOT // 2}, {"length": 2 * SLOT}], ids=str)
+def test_bytes_of_another_tag_or_length_are_never_published(slab: Slab, bad: dict[str, object]) -> None:
+    def second_bad(index: int, one: bytes, land: Land) -> None:
+        whole(index, one, land, **(bad if index == 1 else {}))  # type: ignore[arg-type]
+
+    made, account = fetcher(Source(second_bad))
+    assert made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon()) == "transfer_failed"
+    assert (held(slab), slab.arena.used_slots) == ([0], 1)
+    assert account.counters.get("tag_failures", 0) == ("tag" in bad)
+
+
+def test_a_source_that_lost_blocks_meanwhile_is_named_evicted(slab: Slab) -> None:
+    made, _ = fetcher(Source(lambda index, one, land: whole(index, one, land) if index != 1 else None))
+    assert made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon()) == "evicted"
+    assert (held(slab), slab.arena.used_slots) == ([0, 2], 2)
+
+
+def test_without_room_for_all_the_beginning_is_fetched(slab: Slab) -> None:
+    slab.arena.reserve(SLOTS - 2, 0.0)
+    source = Source()
+    made, _ = fetcher(source)
+    assert made.fetch(slab, "peer", wanted(0, 1, 2, 3), "demand", soon()) == "no_room"
+    assert (held(slab), source.asked) == ([0, 1], [[key(0), key(1)]])
+
+
+def test_blocks_that_are_here_are_not_fetched(slab: Slab) -> None:
+    source = Source()
+    made, _ = fetcher(source)
+    made.fetch(slab, "peer", wanted(1), "demand", soon())
+    made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon())
+    made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon())
+    assert source.asked == [[key(1)], [key(0), key(2)]]
+
+
+def test_a_block_on_its_way_is_waited_for_and_fetched_once(slab: Slab) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(index: int, one: bytes, land: Land) -> None:
+        inside.set()
+        assert go_on.wait(10)
+        whole(index, one, land)
+
+    source = Source(slow)
+    made, _ = fetcher(source)
+    first = threading.Thread(target=made.fetch, args=(slab, "peer", wanted(0, 1), "prewarm", soon()))
+    first.start()
+    assert inside.wait(10)
+    assert made.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == ""
+    assert source.asked == [[key(0), key(1)]]
+    go_on.set()
+    made.in_flight.wait_for([key(0), key(1)], soon())
+    assert held(slab) == [0, 1]
+    first.join()
+
+
+def test_a_block_that_came_in_between_two_looks_is_not_fetched_again(
+    slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    made, _ = fetcher(source)
+    claim = made.in_flight.claim
+
+    def after_another_fetch(blocks: Sequence[Wanted]) -> list[Wanted]:
+        monkeypatch.setattr(made.in_flight, "claim", claim)
+        made.fetch(slab, "peer", wanted(0, 1), "prewarm", soon())
+        return claim(blocks)
+
+    monkeypatch.setattr(made.in_flight, "claim", after_another_fetch)
+    assert made.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == ""
+    assert source.asked == [[key(0), key(1)]]
+
+
+def test_many_askers_at_once_fetch_each_block_once(slab: Slab) -> None:
+    source = Source()
+    made, _ = fetcher(source)
+    start = threading.Barrier(8)
+
+    def ask() -> None:
+        start.wait(10)
+        made.fetch(slab, "peer", wanted(*range(6)), "demand", soon())
+
+    for _ in range(20):
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(one for keys in source.asked for one in keys) == [key(n) for n in range(6)]
+        source.asked.clear()
+        for n in range(6):
+            slab.arena.drop(key(n))
+
+
+def test_waiting_for_a_block_on_its_way_ends_at_the_deadline() -> None:
+    flight = InFlight()
+    mine = flight.claim(wanted(0, 1))
+    assert flight.claim(wanted(1, 2)) == wanted(2)
+    flight.wait_for([key(1)], time.monotonic() + 0.01)
+    flight.settle(mine)
+    flight.wait_for([key(1)], soon())
+    assert flight.claim(wanted(1)) == wanted(1)

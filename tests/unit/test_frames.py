@@ -1,0 +1,105 @@
+"""The peer protocol's frames: what was said is what is read, and bad bytes are one kind of error."""
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvpool_agent.peer import frames
+from kvpool_agent.policy.heat import HotBlock
+
+MESSAGES: list[frames.AnyMessage] = [
+    frames.Hello([1, 2], "pool", "member", "inc"),
+    frames.Welcome(1, "member", "inc", "Ready(warm)", "00ff", 12),
+    frames.Ping(),
+    frames.Refused("busy", 0.2),
+    frames.Locate(b"f" * 16),
+    frames.Located(),
+    frames.Fetch(b"f" * 16, "demand", 2.5),
+    frames.Block(3, b"t" * 16),
+    frames.FetchEnd(),
+    frames.Hot(b"f" * 16, 100),
+    frames.HotList(),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_every_message_comes_back_as_it_was(message: frames.AnyMessage) -> None:
+    data = frames.encode(message, 77)
+    header, tail = frames.decode_lengths(data[:8])
+    assert (header, tail) == (len(data) - 8, 77)
+    assert frames.decode(data[8:]) == message
+
+
+def test_every_kind_of_message_is_in_the_round_trip() -> None:
+    assert {type(message) for message in MESSAGES} == set(frames.AnyMessage.__args__)
+
+
+def test_fields_that_this_version_does_not_know_are_ignored() -> None:
+    data = msgspec.msgpack.encode({"t": "refused", "reason": "busy", "later": [1, {"x": 2}]})
+    assert frames.decode(data) == frames.Refused("busy")
+
+
+@pytest.mark.parametrize("lengths", [(frames.MAX_HEADER + 1, 0), (0, frames.MAX_TAIL + 1), (2**32 - 1, 2**32 - 1)])
+def test_lengths_over_the_limits_are_a_frame_error(lengths: tuple[int, int]) -> None:
+    with pytest.raises(frames.FrameError, match="over the limits"):
+        frames.decode_lengths(frames.LENGTHS.pack(*lengths))
+    assert frames.decode_lengths(frames.LENGTHS.pack(frames.MAX_HEADER, frames.MAX_TAIL))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"GET / HTTP/1.1",
+        msgspec.msgpack.encode([1, 2]),
+        msgspec.msgpack.encode({"t": "nothing"}),
+        msgspec.msgpack.encode({"reason": "no tag"}),
+        msgspec.msgpack.encode({"t": "block", "index": "three", "tag": b""}),
+        msgspec.msgpack.encode({"t": "welcome"}),
+        b"\x82\xa1t\xa7refused\xa6reason\xa1\xff",
+        b"\x82\xa1t\xa4ping\xa1x" + b"\x91" * 50_000,
+    ],
+    ids=["empty", "never", "http", "list", "unknown", "untagged", "wrong-type", "missing", "no-utf8", "deep"],
+)
+def test_bad_bytes_are_a_frame_error(data: bytes) -> None:
+    with pytest.raises(frames.FrameError):
+        frames.decode(data)
+
+
+def test_random_bytes_are_a_message_or_a_frame_error() -> None:
+    draw = random.Random(1)
+    good = [frames.encode(message)[8:] for message in MESSAGES]
+    errors = 0
+    for _ in range(20_000):
+        data = bytearray(draw.choice(good))
+        for _ in range(draw.randint(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        try:
+            frames.decode(bytes(data))
+        except frames.FrameError:
+            errors += 1
+    assert errors > 1000
+
+
+def test_keys_come_back_in_order_and_other_lengths_are_refused() -> None:
+    keys = [bytes([n]) * 16 for n in range(5)]
+    assert frames.unpack_keys(frames.pack_keys(keys)) == keys
+    for tail in (b"x" * 15, b"x" * 17, bytes(16 * (frames.MAX_KEYS + 1))):
+        with pytest.raises(frames.FrameError):
+            frames.unpack_keys(tail)
+
+
+def test_a_hot_list_comes_back_with_its_roots_as_roots() -> None:
+    blocks = [HotBlock(b"a" * 16, b"", 0, 2.5), HotBlock(b"b" * 16, b"a" * 16, 1, 1.25)]
+    zero_parent = [HotBlock(b"c" * 16, bytes(16), 7, 0.0)]
+    assert frames.unpack_hot(frames.pack_hot(blocks + zero_parent)) == blocks + zero_parent
+    with pytest.raises(frames.FrameError):
+        frames.unpack_hot(b"x")
+
+
+@pytest.mark.parametrize(("offered", "chosen"), [([1], 1), ([3, 1, 2], 1), ([2], None), ([], None), ([0, -1], None)])
+def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
+    assert frames.choose_version(offered) == chosen

@@ -1,0 +1,61 @@
+"""What a process of ours loads is what it needs, and our folders shadow nothing of the standard library."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "operator"))
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of all modules that a fresh interpreter has loaded after the statement."""
+    program = f"{statement}\nimport sys\nprint(*sys.modules)"
+    environment = {"PYTHONPATH": PATHS, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_the_agent_loads_no_operator_no_engine_and_no_rdma() -> None:
+    loaded = packages(modules_after("import kvpool_agent.app, kvpool_agent.worker"))
+    assert loaded.isdisjoint(
+        {"kopf", "kubernetes", "torch", "numpy", "vllm", "pyverbs", "kvpool_operator", "kvpool_cli"}
+    )
+    assert {"kvpool_agent", "kvpool_client", "kvpool_contract", "aiohttp"} <= loaded
+
+
+@pytest.mark.parametrize("module", ["session", "join", "loader", "plans", "install"])
+def test_the_client_loads_the_standard_library_alone(module: str) -> None:
+    loaded = packages(modules_after(f"import kvpool_client.{module}"))
+    before = packages(modules_after("pass"))  # what the interpreter's own start-up loads
+    assert loaded - before - set(sys.stdlib_module_names) == {"kvpool_client"}
+
+
+def test_the_supervisor_loads_the_standard_library_alone() -> None:
+    loaded = modules_after("import kvpool_agent.supervisor, kvpool_agent.__main__")
+    before = packages(modules_after("pass"))
+    assert packages(loaded) - before - set(sys.stdlib_module_names) == {"kvpool_agent"}
+    assert {name for name in loaded if name.startswith("kvpool")} == {
+        "kvpool_agent",
+        "kvpool_agent.supervisor",
+        "kvpool_agent.__main__",
+    }
+
+
+def test_the_operator_folder_shadows_nothing_of_the_standard_library() -> None:
+    program = "import operator, sys; print(operator.__file__); print(operator.add(1, 2))"
+    environment = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{PATHS}", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    file, added = done.stdout.split()
+    assert (Path(file).name, added) == ("operator.py", "3")
+    assert REPOSITORY not in Path(file).parents

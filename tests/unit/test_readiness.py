@@ -1,0 +1,123 @@
+"""Starting → Warming → Ready, a latch: every event in every state."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvpool_agent.policy.readiness import DEGRADED, STARTING, WARM, WARMING, Limits, Readiness
+
+LIMITS = Limits(deadline_seconds=100.0, attach_grace_seconds=30.0)
+
+
+def state_of(readiness: Readiness) -> tuple[str, str]:
+    return readiness.state, readiness.reason
+
+
+def after(*events: Callable[[Readiness], None]) -> Readiness:
+    made = Readiness(LIMITS)
+    for event in events:
+        event(made)
+    return made
+
+
+def attached(r: Readiness) -> None:
+    r.attached(10.0)
+
+
+def healthy(r: Readiness) -> None:
+    r.engine_healthy(5.0)
+
+
+def late(r: Readiness) -> None:
+    r.tick(1000.0)
+
+
+def warm(r: Readiness) -> None:
+    r.warmed("", 50.0)
+
+
+def cold(r: Readiness) -> None:
+    r.warmed("nothing_to_warm", 50.0)
+
+
+def bare(r: Readiness) -> None:
+    r.bare("no_shm_room", 6.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "reason"),
+    [
+        ((), STARTING, ""),
+        ((late,), STARTING, ""),
+        ((healthy,), STARTING, ""),
+        ((healthy, late), DEGRADED, "not_attached"),
+        ((attached,), WARMING, ""),
+        ((attached, late), DEGRADED, "warm_deadline"),
+        ((attached, warm), WARM, ""),
+        ((attached, cold), DEGRADED, "nothing_to_warm"),
+        ((attached, warm, late), WARM, ""),
+        ((attached, cold, late), DEGRADED, "nothing_to_warm"),
+        ((attached, late, warm), WARM, ""),
+        ((bare,), DEGRADED, "no_shm_room"),
+        ((bare, late), DEGRADED, "no_shm_room"),
+        ((healthy, late, attached), DEGRADED, "nothing_to_warm"),
+        ((healthy, late, attached, warm), WARM, ""),
+        ((attached, warm, attached), WARM, ""),
+        ((bare, attached, warm), WARM, ""),
+        ((attached, bare), DEGRADED, "no_shm_room"),
+    ],
+)
+def test_every_way_through_the_states(events: tuple[Callable[[Readiness], None], ...], state: str, reason: str) -> None:
+    readiness = after(*events)
+    assert state_of(readiness) == (state, reason)
+    assert readiness.ready is (state in (WARM, DEGRADED))
+
+
+def test_the_clocks_begin_with_the_first_attach_and_the_first_health() -> None:
+    readiness = Readiness(LIMITS)
+    readiness.engine_healthy(5.0)
+    readiness.engine_healthy(30.0)
+    readiness.tick(34.9)
+    assert readiness.state == STARTING
+    readiness.attached(34.9)
+    readiness.attached(80.0)
+    readiness.tick(134.8)
+    assert readiness.state == WARMING
+    readiness.tick(134.9)
+    assert state_of(readiness) == (DEGRADED, "warm_deadline")
+
+
+def test_ready_is_never_taken_back_and_its_moment_is_the_first() -> None:
+    readiness = after(attached, cold)
+    for event in (attached, warm, late, bare, cold, healthy, late):
+        event(readiness)
+        assert readiness.ready
+    assert readiness.ready_at == 50.0
+
+
+def test_added_seconds_count_from_the_later_of_health_and_attach() -> None:
+    readiness = Readiness(LIMITS)
+    assert readiness.added_seconds == 0.0
+    readiness.attached(10.0)
+    assert readiness.added_seconds == 0.0
+    readiness.engine_healthy(40.0)
+    readiness.warmed("", 42.5)
+    assert readiness.added_seconds == 2.5
+
+
+def test_an_engine_that_is_healthy_after_the_warm_up_has_waited_for_nothing() -> None:
+    readiness = after(attached, warm)
+    readiness.engine_healthy(60.0)
+    assert readiness.added_seconds == 0.0
+
+
+def test_a_worker_restarted_after_the_latch_is_ready_from_its_start_and_says_what_was_lost() -> None:
+    readiness = Readiness(LIMITS, latched=True)
+    assert readiness.ready and state_of(readiness) == (DEGRADED, "arena_lost")
+    readiness.attached(1.0)
+    assert state_of(readiness) == (DEGRADED, "arena_lost")
+    readiness.warmed("nothing_to_warm", 2.0)
+    assert state_of(readiness) == (DEGRADED, "arena_lost")
+    readiness.warmed("", 3.0)
+    assert state_of(readiness) == (WARM, "")
+    assert readiness.added_seconds == 0.0

@@ -1,0 +1,151 @@
+"""The status document: read as written, by this version alone; metrics and the engine's own counters beside it."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import generate_latest
+
+from kvpool_agent.account import EVENTS_KEPT, Account
+from kvpool_agent.observe.engine import parse_tokens
+from kvpool_agent.observe.metrics import registry
+from kvpool_contract import status as contract
+from kvpool_contract.status import AgentStatus, EngineTokens, Hits, StatusError, Transfer, decode_status, encode_status
+
+
+def full(**change: Any) -> AgentStatus:
+    fields: dict[str, Any] = {
+        "version": 1,
+        "pool": "chat",
+        "member": "uid-a",
+        "incarnation": "0f",
+        "state": "Ready(degraded)",
+        "reason": "nothing_to_warm",
+        "attached": True,
+        "attaches": 2,
+        "engine_healthy": True,
+        "format": "ab" * 16,
+        "format_fields": {"engine": "vllm", "groups": [["layer.0"]]},
+        "arena": contract.Arena(1 << 30, 8192, 2, 1, 5),
+        "warm": contract.Warm(10, 9, 36864, 2.0, 18432.0, 20000.0, 0.5),
+        "hits": Hits(7, 8, 9),
+        "engine_tokens": EngineTokens(1, 2, 3, 4),
+        "transfers": {"demand_in": Transfer(3, 12288), "store_in": Transfer(2, 8192)},
+        "misses": {"evicted": 4, "never_published": 6},
+        "counters": {"plans": 11},
+        "peers": [contract.Peer("10.0.0.1:7700", True, "uid-b", "Ready(warm)", "ab" * 16, 12)],
+        "unknown_config_fields": ["later"],
+        "started_at": 1000.5,
+        "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
+    }
+    return AgentStatus(**{**fields, **change})
+
+
+def test_a_status_is_read_as_it_was_written() -> None:
+    assert decode_status(encode_status(full())) == full()
+
+
+def test_fields_of_a_newer_agent_are_ignored() -> None:
+    document = {**json.loads(encode_status(full())), "later": {"x": 1}}
+    assert decode_status(json.dumps(document).encode()) == full()
+
+
+def test_another_version_and_other_documents_are_refused_with_a_sentence() -> None:
+    with pytest.raises(StatusError) as raised:
+        decode_status(encode_status(full(version=2)))
+    assert str(raised.value) == ("the agent's status has version 2, this command reads 1; update the older of the two")
+    for data in (b"", b"[]", b"{}", b"\xff", msgspec.json.encode({"version": 1})):
+        with pytest.raises(StatusError, match=r"^the agent's status can't be read: .*; update the older of"):
+            decode_status(data)
+
+
+def test_every_number_of_the_status_is_a_metric() -> None:
+    lines = generate_latest(registry(full)).decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    expected = {
+        'kvpool_state{state="Starting"}': 0,
+        'kvpool_state{state="Warming"}': 0,
+        'kvpool_state{state="Ready(warm)"}': 0,
+        'kvpool_state{state="Ready(degraded)"}': 1,
+        "kvpool_attached": 1,
+        "kvpool_attaches_total": 2,
+        "kvpool_arena_limit_bytes": 1 << 30,
+        "kvpool_arena_used_bytes": 8192,
+        "kvpool_arena_blocks": 2,
+        "kvpool_arena_evicted_blocks_total": 5,
+        'kvpool_prompt_blocks_total{source="computed"}': 7,
+        'kvpool_prompt_blocks_total{source="local"}': 8,
+        'kvpool_prompt_blocks_total{source="shared"}': 9,
+        'kvpool_missed_blocks_total{reason="evicted"}': 4,
+        'kvpool_missed_blocks_total{reason="never_published"}': 6,
+        'kvpool_transfer_bytes_total{transfer="demand_in"}': 12288,
+        'kvpool_transfer_bytes_total{transfer="store_in"}': 8192,
+        'kvpool_events_total{event="plans"}': 11,
+        'kvpool_warm_blocks{step="planned"}': 10,
+        'kvpool_warm_blocks{step="loaded"}': 9,
+        "kvpool_added_seconds": 0.5,
+        "kvpool_live_members": 1,
+    }
+    assert {name: float(value) for name, value in values.items()} == expected
+
+
+ENGINE_METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="smol"} 1.0
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="smol"} 3200.0
+# HELP vllm:prompt_tokens_by_source_total Number of prompt tokens by source.
+# TYPE vllm:prompt_tokens_by_source_total counter
+vllm:prompt_tokens_by_source_total{engine="0",model_name="smol",source="local_compute"} 1025.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="smol",source="local_cache_hit"} 128.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="smol",source="external_kv_transfer"} 2047.0
+# HELP vllm:prompt_tokens_by_source_created Number of prompt tokens by source.
+# TYPE vllm:prompt_tokens_by_source_created gauge
+vllm:prompt_tokens_by_source_created{engine="0",model_name="smol",source="local_compute"} 1.7e+09
+# HELP vllm:prompt_tokens_cached_by_source_total Number of cached prompt tokens by source.
+# TYPE vllm:prompt_tokens_cached_by_source_total counter
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="smol",source="device"} 128.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="smol",source="host"} 511.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="smol",source="p2p"} 1536.0
+"""
+
+
+def test_the_engines_own_counters_are_read_by_source() -> None:
+    assert parse_tokens(ENGINE_METRICS) == EngineTokens(computed=1025, device=128, host=511, pool=1536)
+
+
+def test_counters_of_several_engine_processes_add_up() -> None:
+    second = ENGINE_METRICS.replace('engine="0"', 'engine="1"')
+    both = ENGINE_METRICS + "\n".join(line for line in second.splitlines() if not line.startswith("#")) + "\n"
+    assert parse_tokens(both) == EngineTokens(computed=2050, device=256, host=1022, pool=3072)
+
+
+def test_an_engine_without_these_counters_has_zeros() -> None:
+    assert parse_tokens("") == parse_tokens("# TYPE up gauge\nup 1\n") == EngineTokens()
+
+
+def test_hits_are_local_or_shared_by_who_computed_the_block() -> None:
+    account = Account()
+    account.computed_elsewhere(b"a")
+    account.computed_elsewhere(b"b")
+    account.computed_here(b"b")
+    account.request([b"a", b"b", b"c"], computed=2)
+    assert account.hits == Hits(computed_blocks=2, local_blocks=2, shared_blocks=1)
+
+
+def test_the_account_adds_up_and_keeps_a_bounded_log() -> None:
+    account = Account()
+    account.miss("busy", 3)
+    account.miss("busy", 0)
+    account.miss("deadline", -1)
+    account.moved("demand_in", 1, 100)
+    account.moved("demand_in", 1, 100)
+    account.count("plans")
+    for i in range(EVENTS_KEPT + 5):
+        account.event("tick", n=i)
+    assert (account.misses, account.counters) == ({"busy": 3}, {"plans": 1})
+    assert account.transfers == {"demand_in": Transfer(2, 200)}
+    assert [event.detail["n"] for event in account.events] == list(range(5, EVENTS_KEPT + 5))

@@ -1,0 +1,104 @@
+"""The agent's PID 1: three probes, a latch that only closes, and nothing of the network but those three paths."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from replica import wait_for
+
+from kvpool_agent import supervisor
+from kvpool_agent.supervisor import MAX_PROBES, REQUEST_BYTES, Probes, Supervisor, parse
+
+WAIT = 10.0
+
+
+@pytest.fixture
+def probes() -> Iterator[Probes]:
+    made = Probes("127.0.0.1", 0)
+    made.start()
+    yield made
+    made._socket.close()
+
+
+def ask(probes: Probes, request: bytes) -> bytes:
+    """All bytes of the answer."""
+    with socket.create_connection(probes._socket.getsockname(), timeout=WAIT) as sock:
+        sock.sendall(request)
+        answer = b""
+        while data := sock.recv(4096):
+            answer += data
+    return answer
+
+
+def status(probes: Probes, path: str) -> int:
+    answer = ask(probes, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0]) == len(body)
+    return int(answer.split(b" ")[1])
+
+
+def beat(probes: Probes, line: bytes) -> None:
+    options = parse(["--config", "x", "--run-dir", "y"])
+    Supervisor(options, probes)._beat(line)
+
+
+def test_each_probe_answers_by_what_the_worker_has_said(probes: Probes) -> None:
+    assert [status(probes, path) for path in ("/startedz", "/readyz", "/livez")] == [503, 503, 200]
+    beat(probes, b'{"ready": false}')
+    assert [status(probes, path) for path in ("/startedz", "/readyz", "/livez")] == [200, 503, 200]
+    beat(probes, b'{"ready": true}')
+    assert [status(probes, path) for path in ("/startedz", "/readyz", "/livez")] == [200, 200, 200]
+
+
+def test_ready_is_a_latch(probes: Probes) -> None:
+    beat(probes, b'{"ready": true}')
+    beat(probes, b'{"ready": false}')
+    assert status(probes, "/readyz") == 200
+
+
+def test_a_worker_whose_heartbeat_stops_is_killed(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.05)
+    reading, writing = os.pipe()
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.write(writing, b'{"ready": true}\n')
+    try:
+        Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)._listen(reading, worker)
+        assert worker.wait(WAIT) == -signal.SIGKILL
+    finally:
+        worker.kill()
+        worker.wait()
+        os.close(reading)
+        os.close(writing)
+    assert probes.latched
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"\xff", json.dumps({"other": 1}).encode()])
+def test_a_beat_that_cannot_be_read_changes_no_latch(probes: Probes, line: bytes) -> None:
+    beat(probes, line)
+    assert not probes.latched
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [b"GET / HTTP/1.1", b"GET /readyz/ HTTP/1.1", b"POST /readyz HTTP/1.1", b"GET /readyz", b"\xff\xfe", b""],
+)
+def test_anything_else_is_not_found(probes: Probes, request_line: bytes) -> None:
+    beat(probes, b'{"ready": true}')
+    assert ask(probes, request_line + b"\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_request_that_never_ends_is_answered_at_its_limit(probes: Probes) -> None:
+    assert ask(probes, b"G" * REQUEST_BYTES).startswith(b"HTTP/1.1 404 ")
+
+
+def test_connections_that_say_nothing_keep_no_place(probes: Probes) -> None:
+    for _ in range(2 * MAX_PROBES):
+        with socket.create_connection(probes._socket.getsockname(), timeout=WAIT):
+            pass
+    request = b"GET /livez HTTP/1.1\r\n\r\n"
+    wait_for("an answer", lambda: ask(probes, request).startswith(b"HTTP/1.1 200 "), WAIT, 0.01)

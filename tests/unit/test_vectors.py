@@ -1,0 +1,98 @@
+"""Golden vectors: frames, keys and fingerprints as other builds made them.
+
+From the first tag on, vectors are added, never edited: an agent must read what the previous version writes, and name
+blocks and formats as it does. Before that a change raises the version of what it changes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpool_agent.peer import frames
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.tag import tag_of
+from kvpool_client import wire
+from kvpool_contract.names import block_key, format_fingerprint
+
+FOLDER = Path(__file__).with_name("vectors")
+
+
+def vectors(name: str) -> list[Any]:
+    found: list[Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("vector", vectors("engine_port"), ids=lambda v: v["name"])
+def test_frames_of_the_engine_port(vector: dict[str, Any]) -> None:
+    data, tail = bytes.fromhex(vector["frame"]), bytes.fromhex(vector["tail"])
+    (frame,) = wire.Decoder().feed(data)
+    assert (frame.header, frame.tail) == (vector["header"], tail)
+    assert wire.encode(vector["header"], tail) == data
+
+
+@pytest.mark.parametrize("vector", vectors("peer_frames"), ids=lambda v: v["name"])
+def test_frames_between_agents(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["frame"])
+    header_length, tail_length = frames.decode_lengths(data[:8])
+    assert (header_length, tail_length) == (len(data) - 8, vector["tail_length"])
+    message = frames.decode(data[8:])
+    assert type(message).__name__ == vector["message"]
+    fields = {name: bytes.fromhex(v[4:]) if isinstance(v, str) and v.startswith("hex:") else v
+              for name, v in vector["fields"].items()}  # fmt: skip
+    assert {name: getattr(message, name) for name in message.__struct_fields__} == fields
+    assert frames.encode(message, tail_length) == data
+
+
+@pytest.mark.parametrize("vector", vectors("hot_lists"), ids=lambda v: v["name"])
+def test_hot_lists(vector: dict[str, Any]) -> None:
+    blocks = [HotBlock(bytes.fromhex(key), bytes.fromhex(parent), depth, heat)
+              for key, parent, depth, heat in vector["blocks"]]  # fmt: skip
+    assert frames.pack_hot(blocks).hex() == vector["tail"]
+    assert frames.unpack_hot(bytes.fromhex(vector["tail"])) == blocks
+
+
+@pytest.mark.parametrize("vector", vectors("block_keys"), ids=lambda v: v["name"])
+def test_block_keys(vector: dict[str, Any]) -> None:
+    engine_hash, fingerprint, namespace_key, key = (
+        bytes.fromhex(vector[name]) for name in ("engine_hash", "fingerprint", "namespace_key", "key")
+    )
+    assert block_key(engine_hash, vector["group"], fingerprint, namespace_key) == key
+
+
+@pytest.mark.parametrize("vector", vectors("format_fingerprints"), ids=lambda v: v["name"])
+def test_format_fingerprints(vector: dict[str, Any]) -> None:
+    assert format_fingerprint(vector["fields"]).hex() == vector["fingerprint"]
+    shuffled = dict(reversed(vector["fields"].items()))
+    assert format_fingerprint(shuffled).hex() == vector["fingerprint"]
+
+
+@pytest.mark.parametrize("vector", vectors("block_tags"), ids=lambda v: v["name"])
+def test_block_tags(vector: dict[str, Any]) -> None:
+    key, data = bytes.fromhex(vector["key"]), bytes.fromhex(vector["data"])
+    assert tag_of(key, memoryview(data)).hex() == vector["tag"]
+
+
+def test_every_part_of_a_name_changes_it() -> None:
+    names = [
+        block_key(b"h", 0, b"f"),
+        block_key(b"i", 0, b"f"),
+        block_key(b"h", 1, b"f"),
+        block_key(b"h", 0, b"g"),
+        block_key(b"h", 0, b"f", b"key"),
+        block_key(b"h\0\0\0\0", 0, b"f"),
+        block_key(b"", 0x68, b"f"),
+    ]
+    assert len(set(names)) == len(names)
+    assert {len(name) for name in names} == {16}
+
+
+def test_a_tag_depends_on_key_and_every_byte() -> None:
+    data = bytearray(1000)
+    tags = {tag_of(b"k" * 16, memoryview(data)), tag_of(b"l" * 16, memoryview(data))}
+    for i in (0, 500, 999):
+        data[i] ^= 1
+        tags.add(tag_of(b"k" * 16, memoryview(data)))
+    assert len(tags) == 5

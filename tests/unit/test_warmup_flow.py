@@ -1,0 +1,134 @@
+"""The warm-up's flow: whom it asks, when it is done, and why it is not; a source that is busy is asked again."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvpool_agent.account import Account
+from kvpool_agent.directory.members import Member
+from kvpool_agent.flows import warmup
+from kvpool_agent.flows.fetch import Wanted
+from kvpool_agent.flows.warmup import WarmupFlow
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import Slab
+from kvpool_contract.config import Prewarm, Readiness
+
+SLOT, SLOTS = 4096, 64
+
+
+def key(n: int) -> bytes:
+    return bytes([n]) * 16
+
+
+class Pool:
+    """Members, their hot lists, and fetches from them: all that the flow asks."""
+
+    def __init__(self, blocks: int, members: int = 1) -> None:
+        self.lists = {f"m{i}": [HotBlock(key(n), b"", 0, 1.0) for n in range(blocks)] for i in range(members)}
+        self.answers: Callable[[str, Sequence[Wanted]], str] = lambda address, wanted: ""
+        self.fetched: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def settle(self, seconds: float) -> None:
+        """Members are known at once."""
+
+    def live(self, fingerprint: bytes) -> list[Member]:
+        return [
+            Member(name, True, frames.Welcome(1, name, "i", "Ready(warm)", fingerprint.hex(), len(blocks)))
+            for name, blocks in self.lists.items()
+        ]
+
+    def hot(self, address: str, fingerprint: bytes, limit: int, seconds: float) -> list[HotBlock]:
+        if self.lists[address] and self.lists[address][0].heat < 0:
+            raise PeerError("timed out")
+        return self.lists[address]
+
+    def fetch(
+        self,
+        slab: Slab,
+        address: str,
+        wanted: Sequence[Wanted],
+        purpose: str,
+        deadline: float,
+        arrived: Callable[[int], None],
+    ) -> str:
+        with self._lock:
+            reason = self.answers(address, wanted)
+            if not reason:
+                self.fetched += [w.key for w in wanted]
+                for _ in wanted:
+                    arrived(slab.slot_bytes)
+        return reason
+
+
+def warm(pool: Pool, bounds: Prewarm | None = None, **readiness: float) -> tuple[str, WarmupFlow, Account]:
+    """Runs a warm-up to its end; what it said, once."""
+    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), Arena(SLOTS))
+    account = Account()
+    limits = Readiness(**readiness)  # type: ignore[arg-type]
+    flow = WarmupFlow(bounds or Prewarm(), limits, pool, pool, pool, account)  # type: ignore[arg-type]
+    said: list[str] = []
+    done = threading.Event()
+    flow.start(slab, lambda reason: (said.append(reason), done.set()))
+    assert done.wait(10)
+    (reason,) = said
+    return reason, flow, account
+
+
+def test_all_blocks_of_all_members_are_fetched_once_and_the_end_has_no_reason() -> None:
+    pool = Pool(20, members=3)
+    reason, flow, account = warm(pool, targetPercent=100)
+    assert reason == ""
+    assert sorted(pool.fetched) == [key(n) for n in range(20)]
+    progress = flow.progress.snapshot(0.0)
+    assert (progress.planned_blocks, progress.loaded_blocks, progress.bytes) == (20, 20, 20 * SLOT)
+    assert [event.word for event in account.events] == ["warm_begin", "warm_end"]
+
+
+@pytest.mark.parametrize("pool", [Pool(0), Pool(5, members=0)], ids=["cold-member", "no-member"])
+def test_nobody_to_warm_from_ends_at_once_and_is_not_warm(pool: Pool) -> None:
+    reason, _, account = warm(pool)
+    assert (reason, account.events) == ("nothing_to_warm", [])
+
+
+def test_a_member_without_an_answer_is_left_out() -> None:
+    pool = Pool(5, members=2)
+    pool.lists["m0"] = [HotBlock(key(50), b"", 0, -1.0)]
+    reason, _, _ = warm(pool, targetPercent=100)
+    assert (reason, sorted(pool.fetched)) == ("", [key(n) for n in range(5)])
+
+
+def test_a_budget_of_nothing_warms_nothing() -> None:
+    pool = Pool(5)
+    assert warm(pool, Prewarm(maxBytes=SLOT - 1))[0] == "nothing_to_warm"
+    assert pool.fetched == []
+
+
+def test_a_busy_source_is_asked_again_until_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "BUSY_SECONDS", 0.001)
+    pool = Pool(20)
+    refused = iter(["busy"] * 7)
+    pool.answers = lambda address, wanted: next(refused, "")
+    assert warm(pool, targetPercent=100)[0] == ""
+    assert sorted(pool.fetched) == [key(n) for n in range(20)]
+
+
+def test_sources_that_end_before_the_target_are_named_and_above_the_target_forgiven() -> None:
+    pool = Pool(20)
+    pool.answers = lambda address, wanted: "transfer_failed" if key(3) in [w.key for w in wanted] else ""
+    assert warm(pool, targetPercent=100)[0] == "warm_incomplete"
+    assert warm(pool, targetPercent=80)[0] == ""
+
+
+def test_the_deadline_ends_a_warm_up_that_is_too_slow() -> None:
+    started = time.monotonic()
+    reason, flow, _ = warm(Pool(20), Prewarm(maxBytesPerSecond=SLOT), deadlineSeconds=0.05)
+    assert reason == "warm_deadline"
+    assert flow.progress.loaded < 20
+    assert time.monotonic() - started < 10
