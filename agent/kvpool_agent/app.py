@@ -144,8 +144,9 @@ class Agent:
 
     def _attached(self, slab: Slab) -> None:
         self._change(lambda readiness: readiness.attached(time.monotonic()))
-        if not self._warming:
-            self._warming = True
+        with self._readiness_lock:
+            first, self._warming = not self._warming, True
+        if first:
             self._warmup.start(slab, self._warmed)
 
     def _warmed(self, reason: str) -> None:

@@ -32,15 +32,15 @@ class Loader:
         self._address = address
         self._row_bytes = row_bytes
         self._key_bytes = key_bytes
-        self._jobs: queue.SimpleQueue[tuple[int, Sequence[tuple[bytes, int]]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Sequence[tuple[bytes, int]], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvpool-load", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: int, blocks: Sequence[tuple[bytes, int]]) -> None:
-        """Queues a job that is open in the ledger: (key, row) of each block."""
-        self._jobs.put((job, blocks))
+    def submit(self, job: int, blocks: Sequence[tuple[bytes, int]], plan: int) -> None:
+        """Queues a job that is open in the ledger: (key, row) of each block, and the plan that promised them."""
+        self._jobs.put((job, blocks, plan))
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -49,29 +49,33 @@ class Loader:
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
-            job, blocks = item
+            job, blocks, plan = item
             try:
-                self._load(job, blocks)
+                self._load(job, blocks, plan)
             except Exception:
                 log.exception("kvpool: a load failed")
             self._ledger.close(job, success=False)
 
-    def _load(self, job: int, blocks: Sequence[tuple[bytes, int]]) -> None:
+    def _load(self, job: int, blocks: Sequence[tuple[bytes, int]], plan: int) -> None:
         attached = self._session.attached
         if attached is None or not attached.arena.retain():
             return
         try:
             step = max(1, LEASE_BYTES // self._row_bytes)
             for i in range(0, len(blocks), step):
-                if not self._load_under_lease(job, blocks[i : i + step], attached):
+                # the last lease takes the place of what the plan has kept until now
+                done_plan = plan if i + step >= len(blocks) else 0
+                if not self._load_under_lease(job, blocks[i : i + step], attached, done_plan):
                     return
         finally:
             attached.arena.release()
 
-    def _load_under_lease(self, job: int, blocks: Sequence[tuple[bytes, int]], attached: Attached) -> bool:
+    def _load_under_lease(
+        self, job: int, blocks: Sequence[tuple[bytes, int]], attached: Attached, done_plan: int
+    ) -> bool:
         asked_at = time.monotonic()
         keys = b"".join(key for key, _ in blocks)
-        reply = self._session.call({"verb": "load"}, keys, CALL_SECONDS)
+        reply = self._session.call({"verb": "load", "done_plan": done_plan}, keys, CALL_SECONDS)
         if reply is None or reply.verb != "leased":
             return False
         try:

@@ -115,6 +115,11 @@ class Plans:
         self._unsent.append(plan)
         return plan
 
+    def number_of(self, request: str) -> int:
+        """The number of a request's plan, 0 when it has none."""
+        plan = self._requests.get(request)
+        return plan.number if plan is not None else 0
+
     def answer(self, number: int, hits: Iterable[int]) -> None:
         """The agent's plan: indexes into the chain of the blocks that lie ready. Late ones are dropped."""
         self._agent_silent = False
@@ -143,7 +148,7 @@ class Plans:
         self._step += 1
         self.hits_this_step = 0
         unsent, self._unsent = self._unsent, []
-        return unsent
+        return [plan for plan in unsent if plan.number in self._by_number]
 
     def finish(self, request: str) -> Summary:
         """Forgets a request."""

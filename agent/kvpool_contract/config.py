@@ -101,7 +101,7 @@ def decode_config(data: bytes) -> Decoded:
         sentence, _, path = str(error).partition(" - at `$")
         where = path.rstrip("`").lstrip(".") or "the document"
         raise ConfigError(f"configuration field {where}: {sentence}; correct it in the pool's spec") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"configuration is not JSON: {error}; write the file anew") from None
     _check(config)
     return Decoded(config, tuple(_unknown(document, AgentConfig, "")))

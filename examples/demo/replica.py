@@ -7,6 +7,7 @@ by that group; every wait has a deadline and says what it waited for.
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -48,9 +49,12 @@ def wait_for(what: str, look: Callable[[], T], seconds: float, every: float = 0.
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that the system hands out to outgoing connections."""
+    for port in random.sample(range(20_000, 32_000), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    raise WaitError("no free port between 20000 and 32000")
 
 
 def get(url: str, seconds: float = 5.0) -> bytes:

@@ -218,7 +218,7 @@ class StandInEngine:
             return
         rows = self._take_rows(len(wanted))
         job = self._job(wanted, is_load=True, seconds=self._plans.load_deadline)
-        self._loader.submit(job, list(zip(wanted, rows, strict=True)))
+        self._loader.submit(job, list(zip(wanted, rows, strict=True)), self._plans.number_of(request.name))
         done = set(self._wait(job).done)
         for key, row in zip(wanted, rows, strict=True):
             if key not in done:

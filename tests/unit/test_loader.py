@@ -56,7 +56,7 @@ class Bench:
     def load(self, *numbers: int, deadline: float = 1e18) -> Result:
         """Loads block n into row n; its one result."""
         self.ledger.open(1, [KEYS[n] for n in numbers], is_load=True, deadline=deadline)
-        self.loader.submit(1, [(KEYS[n], n) for n in numbers])
+        self.loader.submit(1, [(KEYS[n], n) for n in numbers], 7)
         (result,) = wait_for("result", self.ledger.take, 10, 0.002)
         return result
 

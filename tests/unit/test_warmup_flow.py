@@ -9,7 +9,7 @@ import pytest
 from kvpool_agent.account import Account
 from kvpool_agent.directory.members import Member
 from kvpool_agent.flows import warmup
-from kvpool_agent.flows.fetch import Wanted
+from kvpool_agent.flows.fetch import InFlight, Wanted
 from kvpool_agent.flows.warmup import WarmupFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import PeerError
@@ -33,6 +33,7 @@ class Pool:
         self.lists = {f"m{i}": [HotBlock(key(n), b"", 0, 1.0) for n in range(blocks)] for i in range(members)}
         self.answers: Callable[[str, Sequence[Wanted]], str] = lambda address, wanted: ""
         self.fetched: list[bytes] = []
+        self.in_flight = InFlight()
         self._lock = threading.Lock()
 
     def settle(self, seconds: float) -> None:

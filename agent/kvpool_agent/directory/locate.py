@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvpool_agent.directory.members import Member, MemberView
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
+from kvpool_agent.peer.frames import MAX_KEYS
 
 log = logging.getLogger("kvpool.locate")
 
@@ -70,6 +71,7 @@ class Locator:
 
     def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
         """deadline: on the monotonic clock; an answer is waited for a second at most."""
+        chain = chain[:MAX_KEYS]
         asked = self._members.live(fingerprint)[:MAX_ASKED]
         if not asked:
             return Located((), "never_published")

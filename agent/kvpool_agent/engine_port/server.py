@@ -131,23 +131,35 @@ class EnginePort:
         channel.settimeout(FIRST_FRAME_SECONDS)
         first = channel.receive()
         channel.settimeout(None)
-        if first.verb == "bare":
-            self._handler.bare(str(first.header["reason"]), str(first.header.get("detail", "")))
-            channel.send({"verb": "noted"})
-            return
-        port = Port(channel)
         try:
-            if first.verb != "attach":
-                raise wire.WireError(f"a session begins with attach, not {first.verb!r}")
-            session = self._handler.attach(first, port)
-        except Refusal as refusal:
-            port.send({"verb": "refused", "reason": refusal.reason})
-            return
+            session = self._begin(first, channel)
         finally:
-            for descriptor in first.descriptors:
-                os.close(descriptor)
+            _close(first)
+        if session is None:
+            return
         try:
             while True:
-                session.frame(channel.receive())
+                frame = channel.receive()
+                _close(frame)  # later frames have no use for descriptors
+                session.frame(frame)
         finally:
             session.ended()
+
+    def _begin(self, first: wire.Frame, channel: wire.Channel) -> Session | None:
+        port = Port(channel)
+        if first.verb == "bare":
+            self._handler.bare(str(first.header["reason"]), str(first.header.get("detail", "")))
+            port.send({"verb": "noted"})
+            return None
+        if first.verb != "attach":
+            raise wire.WireError(f"a session begins with attach, not {first.verb!r}")
+        try:
+            return self._handler.attach(first, port)
+        except Refusal as refusal:
+            port.send({"verb": "refused", "reason": refusal.reason})
+            return None
+
+
+def _close(frame: wire.Frame) -> None:
+    for descriptor in frame.descriptors:
+        os.close(descriptor)

@@ -6,6 +6,7 @@ the engine as a descriptor that can't be mapped writable.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
 from kvpool_agent.flows.finished import finish_request
-from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow
 from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, NoRoom, OtherFormat, Slab, Slabs
@@ -27,6 +28,7 @@ log = logging.getLogger("kvpool.attach")
 
 GROUP_BYTES = 4
 MAX_ROW_BYTES = 1 << 30
+MAX_PLAN_LEASES = 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class EngineHandler:
         self.store = store
         self.account = account
         self._hooks = hooks
+        self._lock = threading.Lock()
         self.sessions = 0
         self.attaches = 0
         self.format_fields: dict[str, Any] = {}
@@ -110,9 +113,10 @@ class EngineHandler:
         if slab.slot_bytes != row_bytes:
             mapping.close()
             raise Refusal("geometry_refused")
-        self.format_fields = fields
-        self.attaches += 1
-        self.sessions += 1
+        with self._lock:
+            self.format_fields = fields
+            self.attaches += 1
+            self.sessions += 1
         reader = self._memory.reader()
         try:
             port.send(
@@ -138,7 +142,8 @@ class EngineHandler:
         return EngineSession(self, slab, pool, hash_bytes, port)
 
     def session_ended(self) -> None:
-        self.sessions -= 1
+        with self._lock:
+            self.sessions -= 1
         self.account.event("detached")
 
 
@@ -152,6 +157,7 @@ class EngineSession:
         self._hash_bytes = hash_bytes
         self._port = port
         self._uncommitted = Uncommitted()
+        self._plan_leases: dict[int, int] = {}
 
     def frame(self, frame: wire.Frame) -> None:
         handler, header = self._handler, frame.header
@@ -159,7 +165,7 @@ class EngineSession:
             case "lookup":
                 self._on_lookup(int(header["plan"]), int(header["start"]), self._keys(frame.tail))
             case "load":
-                self._on_load(header["call"], self._keys(frame.tail))
+                self._on_load(int(header["call"]), self._keys(frame.tail), int(header.get("done_plan", 0)))
             case "release":
                 self._slab.arena.release(int(header["lease"]))
             case "store":
@@ -184,15 +190,19 @@ class EngineSession:
         return [self._slab.key(k, self._hash_bytes) for k in wire.split(tail, self._hash_bytes + GROUP_BYTES)]
 
     def _on_lookup(self, plan: int, start: int, chain: list[bytes]) -> None:
-        def answer(end: int) -> None:
+        def answer(end: int, lease: int) -> None:
+            self._plan_leases[plan] = lease
+            while len(self._plan_leases) > MAX_PLAN_LEASES:  # those of plans that were never used are long over
+                self._plan_leases.pop(next(iter(self._plan_leases)), None)
             self._port.send({"verb": "plan", "plan": plan, "hits": list(range(start, end))})
 
         if not 0 <= start < len(chain):
             raise wire.WireError(f"a lookup of {len(chain)} blocks starts at {start}")
         self._handler.lookup.submit(self._slab, chain, start, answer)
 
-    def _on_load(self, call: int, keys: list[bytes]) -> None:
+    def _on_load(self, call: int, keys: list[bytes], done_plan: int) -> None:
         lease, held = self._slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
+        self._slab.arena.release(self._plan_leases.pop(done_plan, NO_LEASE))
         slots = [block.slot if block is not None else -1 for block in held]
         self._port.send({"verb": "leased", "call": call, "lease": lease, "slots": slots})
 

@@ -24,6 +24,11 @@ THREADS = 16
 HOLD_SECONDS = 10.0
 
 
+NO_LEASE = 0
+# (end, lease): blocks [start, end) lie ready, kept by the lease
+Answer = Callable[[int, int], None]
+
+
 class LookupFlow:
     """Plans requests on threads of its own; above `MAX_PLANS` at a time a lookup is answered with a miss."""
 
@@ -35,11 +40,11 @@ class LookupFlow:
         self._places = threading.BoundedSemaphore(MAX_PLANS)
         self._pool = ThreadPoolExecutor(THREADS, "kvpool-plan")
 
-    def submit(self, slab: Slab, chain: Sequence[bytes], start: int, answer: Callable[[int], None]) -> None:
-        """Plans `chain[start:]`; `answer(end)` says that blocks [start, end) lie ready."""
+    def submit(self, slab: Slab, chain: Sequence[bytes], start: int, answer: Answer) -> None:
+        """Plans `chain[start:]` and answers."""
         if not self._places.acquire(blocking=False):
             self._account.miss("busy", len(chain) - start)
-            answer(start)
+            answer(start, NO_LEASE)
             return
         deadline = time.monotonic() + self.load_seconds
         self._pool.submit(self._run, slab, chain, start, deadline, answer)
@@ -47,21 +52,20 @@ class LookupFlow:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(
-        self, slab: Slab, chain: Sequence[bytes], start: int, deadline: float, answer: Callable[[int], None]
-    ) -> None:
-        end = start
+    def _run(self, slab: Slab, chain: Sequence[bytes], start: int, deadline: float, answer: Answer) -> None:
+        ready, lease = 0, NO_LEASE
         try:
-            end = start + self.plan(slab, chain, start, deadline)
+            ready, lease = self.plan(slab, chain, start, deadline)
         except Exception:
             log.exception("plan failed")
             self._account.miss("unknown", len(chain) - start)
         finally:
             self._places.release()
-            answer(end)
+            answer(start + ready, lease)
 
-    def plan(self, slab: Slab, chain: Sequence[bytes], start: int, deadline: float) -> int:
-        """How many blocks from `start` on lie ready in the arena; counts the misses of the rest."""
+    def plan(self, slab: Slab, chain: Sequence[bytes], start: int, deadline: float) -> tuple[int, int]:
+        """How many blocks from `start` on lie ready in the arena, and the lease that keeps them there; counts the
+        misses of the rest."""
         self._account.count("plans")
         wanted = [Wanted(key, chain[i - 1] if i else b"") for i, key in enumerate(chain) if i >= start]
         keys = [w.key for w in wanted]
@@ -73,9 +77,9 @@ class LookupFlow:
                 reason = self._bring(slab, wanted[here:], deadline)
         finally:
             slab.arena.release(kept)
-        ready = self._verified_run(slab, keys)
+        ready, lease = self._verified_run(slab, keys)
         self._account.miss(reason or "evicted", len(keys) - ready)
-        return ready
+        return ready, lease
 
     def _bring(self, slab: Slab, wanted: Sequence[Wanted], deadline: float) -> str:
         keys = [w.key for w in wanted]
@@ -89,16 +93,17 @@ class LookupFlow:
         self._fetcher.in_flight.wait_for(keys[: located.end], deadline)
         return "deadline" if time.monotonic() >= deadline else reason
 
-    def _verified_run(self, slab: Slab, keys: Sequence[bytes]) -> int:
-        """The run of blocks whose bytes match their tags now; held in place until the engine's load."""
+    def _verified_run(self, slab: Slab, keys: Sequence[bytes]) -> tuple[int, int]:
+        """The run of blocks whose bytes match their tags now, and the lease that holds them until the engine's
+        load."""
         run = slab.arena.run(keys)
-        _, held = slab.arena.lease(keys[:run], time.monotonic(), HOLD_SECONDS)
+        lease, held = slab.arena.lease(keys[:run], time.monotonic(), HOLD_SECONDS)
         for i, block in enumerate(held):
             if block is None:
-                return i
+                return i, lease
             if tag_of(block.key, slab.view(block.slot)) != block.tag:
                 self._account.count("tag_failures")
                 log.error("a block in the arena does not match its tag any more; it is dropped")
                 slab.arena.drop(block.key)
-                return i
-        return run
+                return i, lease
+        return run, lease

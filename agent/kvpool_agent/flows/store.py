@@ -20,6 +20,7 @@ log = logging.getLogger("kvpool.store")
 
 QUEUE_JOBS = 256
 MAX_UNCOMMITTED = 1024
+COPY_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,17 @@ class StoreFlow:
             reply(job, whole, stored)
 
     def _copy(
+        self, slab: Slab, pool: HostPool, open_jobs: Uncommitted, job: int, offers: Sequence[Offer]
+    ) -> tuple[bool, int]:
+        # marks the chain as used and keeps it: a store must not make room by evicting its own prefix
+        chain = dict.fromkeys(key for o in offers for key in (o.parent, o.key) if key)
+        lease, _ = slab.arena.lease(list(chain), time.monotonic(), COPY_SECONDS)
+        try:
+            return self._copy_missing(slab, pool, open_jobs, job, offers)
+        finally:
+            slab.arena.release(lease)
+
+    def _copy_missing(
         self, slab: Slab, pool: HostPool, open_jobs: Uncommitted, job: int, offers: Sequence[Offer]
     ) -> tuple[bool, int]:
         copied = _Copied(slab)

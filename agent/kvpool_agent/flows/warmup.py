@@ -10,7 +10,8 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.members import MemberView
@@ -54,6 +55,11 @@ class WarmProgress:
             self._window.append((now, size))
             self._peak = max(self._peak, sum(s for _, s in self._window))
 
+    def at_least(self, loaded: int) -> None:
+        """So many blocks are in, some of them brought by others."""
+        with self._lock:
+            self._loaded = max(self._loaded, loaded)
+
     @property
     def loaded(self) -> int:
         return self._loaded
@@ -67,6 +73,71 @@ class WarmProgress:
             seconds = self._ended - self._started
             rate = self._bytes / seconds if seconds > 0 else 0.0
             return Warm(self._planned, self._loaded, self._bytes, seconds, rate, float(self._peak), added_seconds)
+
+
+class _Fetching:
+    """The blocks of one warm-up on their way: batches in the order of the plan, taken by several streams.
+
+    What a holder could not give is asked of another one that has it, once each.
+    """
+
+    def __init__(
+        self, slab: Slab, plan: Sequence[WarmBlock], fetcher: Fetcher, bucket: TokenBucket, deadline: float
+    ) -> None:
+        self._slab, self._plan, self._fetcher = slab, plan, fetcher
+        self._bucket, self._bucket_lock, self._deadline = bucket, threading.Lock(), deadline
+        self._batches: queue.SimpleQueue[tuple[str, list[WarmBlock]]] = queue.SimpleQueue()
+        self._queue(plan)
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def held(self) -> int:
+        """Blocks of the plan that are in the arena, whoever brought them."""
+        return sum(self._slab.arena.held([block.key for block in self._plan]))
+
+    def run(self, streams: int, arrived: Callable[[int], None]) -> None:
+        threads = [
+            threading.Thread(target=self._stream, args=(arrived,), name="kvpool-warm", daemon=True)
+            for _ in range(streams)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # requests may have been bringing some of them in at the same time
+        self._fetcher.in_flight.wait_for([block.key for block in self._plan], self._deadline)
+
+    def _queue(self, blocks: Sequence[WarmBlock]) -> None:
+        held = self._slab.arena.held([block.key for block in blocks])
+        missing = [block for block, here in zip(blocks, held, strict=True) if not here and block.holders]
+        for batch in share_out(missing, BATCH_BLOCKS, random.Random()):
+            self._batches.put(batch)
+
+    def _stream(self, arrived: Callable[[int], None]) -> None:
+        while not self.late:
+            try:
+                address, blocks = self._batches.get_nowait()
+            except queue.Empty:
+                return
+            with self._bucket_lock:
+                pause = self._bucket.take(len(blocks) * self._slab.slot_bytes, time.monotonic())
+            time.sleep(min(pause, max(0.0, self._deadline - time.monotonic())))
+            if self._fetch(address, blocks, arrived):
+                others = [replace(block, holders=tuple(h for h in block.holders if h != address)) for block in blocks]
+                self._queue(others)
+
+    def _fetch(self, address: str, blocks: Sequence[WarmBlock], arrived: Callable[[int], None]) -> str:
+        """Why not all of the blocks came, empty when they did."""
+        wanted = [Wanted(block.key, block.parent) for block in blocks]
+        reason = "busy"
+        # a source serves so many streams at a time and a cohort of newcomers may ask for more
+        while reason == "busy" and not self.late:
+            reason = self._fetcher.fetch(self._slab, address, wanted, "prewarm", self._deadline, arrived)
+            if reason == "busy":
+                time.sleep(BUSY_SECONDS)
+        return reason
 
 
 class WarmupFlow:
@@ -108,21 +179,13 @@ class WarmupFlow:
         plan = self._plan(slab)
         if not plan:
             return "nothing_to_warm"
-        deadline = time.monotonic() + self._readiness.deadlineSeconds
-        self.progress.begin(len(plan), time.monotonic())
+        now = time.monotonic()
+        self.progress.begin(len(plan), now)
         self._account.event("warm_begin", blocks=len(plan), bytes=len(plan) * slab.slot_bytes)
-        here = slab.arena.held([block.key for block in plan])
-        for known in here:
-            if known:
-                self.progress.arrived(0, time.monotonic())
-        missing = [block for block, known in zip(plan, here, strict=True) if not known]
-        batches: queue.SimpleQueue[tuple[str, list[WarmBlock]]] = queue.SimpleQueue()
-        for batch in share_out(missing, BATCH_BLOCKS, random.Random()):
-            batches.put(batch)
+        bucket = TokenBucket(self._bounds.maxBytesPerSecond, slab.slot_bytes, now)
         target = -(-len(plan) * self._readiness.targetPercent // 100)
+        fetching = _Fetching(slab, plan, self._fetcher, bucket, now + self._readiness.deadlineSeconds)
         told = threading.Event()
-        bucket = TokenBucket(self._bounds.maxBytesPerSecond, slab.slot_bytes, time.monotonic())
-        bucket_lock = threading.Lock()
 
         def arrived(size: int) -> None:
             self.progress.arrived(size, time.monotonic())
@@ -131,32 +194,16 @@ class WarmupFlow:
                 self._account.event("warm_end", blocks=self.progress.loaded)
                 ended("")
 
-        def stream() -> None:
-            while time.monotonic() < deadline:
-                try:
-                    address, blocks = batches.get_nowait()
-                except queue.Empty:
-                    return
-                with bucket_lock:
-                    pause = bucket.take(len(blocks) * slab.slot_bytes, time.monotonic())
-                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-                wanted = [Wanted(b.key, b.parent) for b in blocks]
-                # a source serves so many streams at a time and a cohort of newcomers may ask for more
-                while self._fetcher.fetch(slab, address, wanted, "prewarm", deadline, arrived) == "busy":
-                    time.sleep(BUSY_SECONDS)
-
-        streams = [
-            threading.Thread(target=stream, name="kvpool-warm", daemon=True) for _ in range(self._bounds.maxStreams)
-        ]
-        for thread in streams:
-            thread.start()
-        for thread in streams:
-            thread.join()
+        for _ in range(fetching.held()):
+            arrived(0)
+        fetching.run(self._bounds.maxStreams, arrived)
+        self.progress.at_least(fetching.held())
         if told.is_set():
             return None
         if self.progress.loaded >= target:
+            self._account.event("warm_end", blocks=self.progress.loaded)
             return ""
-        return "warm_deadline" if time.monotonic() >= deadline else "warm_incomplete"
+        return "warm_deadline" if fetching.late else "warm_incomplete"
 
     def _plan(self, slab: Slab) -> list[WarmBlock]:
         self._members.settle(SETTLE_SECONDS)

@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Sequence
 
 from kvpool_agent.peer import frames
@@ -18,6 +19,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._deadline: float | None = None
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -40,6 +42,10 @@ class Connection:
             return not poll.poll(0)
         except (OSError, ValueError):
             return False
+
+    def until(self, deadline: float | None) -> None:
+        """Bounds all receiving from now on by a time on the monotonic clock: a source that trickles is late, too."""
+        self._deadline = deadline
 
     def settimeout(self, seconds: float) -> None:
         self._socket.settimeout(max(seconds, 0.001))
@@ -78,6 +84,11 @@ class Connection:
         done = 0
         try:
             while done < len(view):
+                if self._deadline is not None:
+                    left = self._deadline - time.monotonic()
+                    if left <= 0:
+                        raise PeerError("the deadline has passed")
+                    self.settimeout(left)
                 got = self._socket.recv_into(view[done:])
                 if not got:
                     raise PeerError("connection closed by the peer")

@@ -95,13 +95,11 @@ class Dialer:
                 frames.Fetch(fingerprint, purpose, max(0.0, deadline - time.monotonic())),
                 frames.pack_keys(keys),
             )
+            connection.until(deadline)
             while True:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise PeerError("the deadline has passed")
-                connection.settimeout(left)
                 message, tail_length = connection.receive()
                 if isinstance(message, frames.FetchEnd):
+                    connection.until(None)
                     return
                 if isinstance(message, frames.Refused):
                     raise PeerError(f"refused: {message.reason}")

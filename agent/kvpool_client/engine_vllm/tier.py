@@ -175,7 +175,8 @@ class _Live:
         keys = list(job.keys)
         deadline = time.monotonic() + self._plans.load_deadline
         self.ledger.open(job.job_id, keys, is_load=True, deadline=deadline)
-        self._loader.submit(job.job_id, list(zip(keys, (int(c) for c in job.chunk_ids), strict=True)))
+        blocks = list(zip(keys, (int(c) for c in job.chunk_ids), strict=True))
+        self._loader.submit(job.job_id, blocks, self._plans.number_of(job.req_context.req_id))
 
     def finished_jobs(self) -> list[JobResult]:
         now = time.monotonic()
