@@ -34,9 +34,13 @@ def broken_adapter(pool: Pool) -> None:
     (pool.client / "kvpool_client" / "engine_vllm" / "tier.py").write_text("this is no Python\n")
 
 
+def refusing_agent(pool: Pool) -> None:
+    pool.agent = {"arenaBytes": 16 << 20}
+
+
 @pytest.mark.parametrize(
     ("reason", "obstacle"),
-    [("no_shm_room", no_room), ("adapter_import_failed", broken_adapter)],
+    [("no_shm_room", no_room), ("adapter_import_failed", broken_adapter), ("arena_too_small", refusing_agent)],
 )
 def test_an_engine_that_cannot_join_serves_bare_and_the_reason_is_in_status(
     pool: Pool, reason: str, obstacle: Callable[[Pool], None]
@@ -52,21 +56,6 @@ def test_an_engine_that_cannot_join_serves_bare_and_the_reason_is_in_status(
         status = replica.status()
         assert (status["state"], status["reason"], status["attached"]) == ("Ready(degraded)", reason, False)
         assert f"{reason}:" in told(replica)
-    finally:
-        pool.stop()
-
-
-def test_an_engine_whose_agent_refuses_it_serves_bare_and_the_reason_is_in_status(pool: Pool) -> None:
-    replica = pool.replica("A", agent={"arenaBytes": 16 << 20})
-    try:
-        replica.start_agent()
-        replica.start_engine()
-        replica.wait_engine()
-        replica.wait_ready()
-        assert ask(replica, TOKENS).tokens == SERVED
-        status = replica.status()
-        assert (status["state"], status["reason"]) == ("Ready(degraded)", "arena_too_small")
-        assert "arena_too_small:" in told(replica)
     finally:
         pool.stop()
 
