@@ -72,6 +72,14 @@ class Plans:
         if request in self._requests:
             self._prompt_blocks.setdefault(request, len(self._chains[request]()))
 
+    def decline(self, request: str, key: bytes) -> Answer:
+        """A block that is asked for while there is nobody to ask: a miss, and the account knows that it was one."""
+        if request in self._requests and request not in self._first_asked:
+            chain = self._chains[request]()
+            self._first_asked[request] = chain.index(key) if key in chain else 0
+            self._prompt_blocks.setdefault(request, len(chain))
+        return Answer.MISS
+
     def lookup(self, request: str, key: bytes, now: float, room: bool) -> Answer:
         """The answer for one block. room: whether the host pool may take another promotion."""
         plan = self._requests.get(request)

@@ -194,9 +194,10 @@ class StandInEngine:
         held = next((i for i, key in enumerate(request.keys) if key not in self._held), len(request.keys))
         for key in request.keys[held + len(request.hits) :]:
             room = 2 * (self.ledger.load_rows + self._plans.hits_this_step) < self.rows
-            answer = Answer.MISS
             if self.session.attached is not None:
                 answer = self._plans.lookup(request.name, key, time.monotonic(), room)
+            else:
+                answer = self._plans.decline(request.name, key)
             if answer is Answer.RETRY:
                 return False
             if answer is Answer.MISS:

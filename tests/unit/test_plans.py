@@ -125,3 +125,14 @@ def test_each_request_has_its_own_retry_in_a_step(plans: Plans) -> None:
     assert ask(plans, b"k0") is Answer.RETRY
     assert plans.lookup("s", b"k0", 0.0, True) is Answer.RETRY
     assert len(plans.end_step()) == 2
+
+
+def test_a_block_that_nobody_could_be_asked_for_is_a_miss_in_the_account_and_no_local_hit() -> None:
+    plans = Plans(load_deadline=1.0)
+    plans.begin("r", lambda: [b"a", b"b", b"c"])
+    assert plans.decline("r", b"b") is Answer.MISS
+    assert plans.decline("r", b"c") is Answer.MISS
+    assert plans.end_step() == []
+    summary = plans.finish("r")
+    assert (summary.prompt_blocks, summary.asked, summary.hit_blocks) == (3, 1, 0)
+    assert plans.decline("gone", b"a") is Answer.MISS

@@ -134,12 +134,13 @@ class EngineHandler:
             os.close(reader)
         log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
-        if int(header.get("groups", 1)) != 1:
+        groups = int(header.get("groups", 1))
+        if groups != 1:
             self._hooks.bare("groups_unsupported")
         else:
             self._hooks.attached(slab)
         pool = HostPool(mapping, rows, row_bytes)
-        return EngineSession(self, slab, pool, hash_bytes, port)
+        return EngineSession(self, slab, pool, hash_bytes, groups, port)
 
     def session_ended(self) -> None:
         with self._lock:
@@ -150,11 +151,14 @@ class EngineHandler:
 class EngineSession:
     """One attached engine's frames (engine_port.server.Session). Called by its connection's thread."""
 
-    def __init__(self, handler: EngineHandler, slab: Slab, pool: HostPool, hash_bytes: int, port: Port) -> None:
+    def __init__(
+        self, handler: EngineHandler, slab: Slab, pool: HostPool, hash_bytes: int, groups: int, port: Port
+    ) -> None:
         self._handler = handler
         self._slab = slab
         self._pool = pool
         self._hash_bytes = hash_bytes
+        self._groups = groups
         self._port = port
         self._uncommitted = Uncommitted()
         self._plan_leases: dict[int, int] = {}
@@ -175,9 +179,7 @@ class EngineSession:
             case "forget":
                 handler.store.forget(self._uncommitted, int(header["job"]))
             case "finished":
-                chain = self._keys(frame.tail)
-                prompt, asked, loaded = int(header["prompt"]), int(header["asked"]), int(header["loaded"])
-                finish_request(handler.account, self._slab, chain, prompt, asked, loaded)
+                self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
@@ -205,6 +207,12 @@ class EngineSession:
         self._slab.arena.release(self._plan_leases.pop(done_plan, NO_LEASE))
         slots = [block.slot if block is not None else -1 for block in held]
         self._port.send({"verb": "leased", "call": call, "lease": lease, "slots": slots})
+
+    def _on_finished(self, prompt: int, asked: int, loaded: int, tail: bytes) -> None:
+        if self._groups == 1:
+            finish_request(self._handler.account, self._slab, self._keys(tail), prompt, asked, loaded)
+        elif asked >= 0:
+            self._handler.account.miss("groups_unsupported", prompt - asked)
 
     def _on_store(self, job: int, rows: list[int], tail: bytes) -> None:
         items = wire.split(tail, 2 * (self._hash_bytes + GROUP_BYTES))

@@ -152,7 +152,7 @@ class _Live:
 
     def lookup(self, key: bytes, context: Any) -> Answer:
         if self._session.attached is None or self._group_count != 1:
-            return Answer.MISS
+            return self._plans.decline(context.req_id, key)
         room = 2 * (self.ledger.load_rows + self._plans.hits_this_step) < self._rows
         return self._plans.lookup(context.req_id, key, time.monotonic(), room)
 
