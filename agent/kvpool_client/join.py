@@ -31,8 +31,10 @@ def register() -> None:
         _wrap(settings.parse(text))
     except ValueError as error:
         log.error("kvpool: %s; the engine serves without the pool", error)
+        session.report_bare(settings.socket_of(text), "client_config", str(error))
     except Exception:
         log.exception("kvpool: could not join; the engine serves without the pool")
+        session.report_bare(settings.socket_of(text), "adapter_import_failed", traceback.format_exc(limit=-1))
 
 
 def _wrap(chosen: settings.Settings) -> None:
@@ -95,10 +97,4 @@ def find_obstacle(chosen: settings.Settings) -> tuple[str, str] | None:
         return "engine_version_untested", f"vLLM {vllm.__version__}, tested {', '.join(TESTED_VLLM)}"
     from kvpool_client.engine_vllm import cpu_worker, spec, tier  # noqa: F401
 
-    free = os.statvfs("/dev/shm")
-    if free.f_bavail * free.f_frsize < chosen.host_pool_bytes:
-        return (
-            "no_shm_room",
-            f"{chosen.host_pool_bytes} bytes wanted, {free.f_bavail * free.f_frsize} free in /dev/shm",
-        )
     return None

@@ -36,12 +36,13 @@ class Plan:
 @dataclass(frozen=True)
 class Summary:
     """A finished request, for the agent's account: blocks of its prompt, index of the first block asked for (-1:
-    none, the engine held them all), blocks answered HIT."""
+    none, the engine held them all), blocks that were loaded, blocks that lay ready and found no room."""
 
     request: str
     prompt_blocks: int
     asked: int
-    hit_blocks: int
+    loaded_blocks: int
+    blocks_without_room: int
 
 
 class Plans:
@@ -53,7 +54,8 @@ class Plans:
         self._requests: dict[str, Plan | None] = {}
         self._chains: dict[str, Callable[[], Sequence[bytes]]] = {}
         self._prompt_blocks: dict[str, int] = {}
-        self._hit_blocks: dict[str, int] = {}
+        self._loaded_blocks: dict[str, int] = {}
+        self._without_room: dict[str, int] = {}
         self._first_asked: dict[str, int] = {}
         self._by_number: dict[int, Plan] = {}
         self._unsent: list[Plan] = []
@@ -104,8 +106,8 @@ class Plans:
             return Answer.MISS
         plan.answered.add(key)
         if not room:
+            self._without_room[request] = self._without_room.get(request, 0) + 1
             return Answer.MISS
-        self._hit_blocks[request] = self._hit_blocks.get(request, 0) + 1
         self.hits_this_step += 1
         return Answer.HIT
 
@@ -134,6 +136,11 @@ class Plans:
         plan = self._by_number.pop(number, None)
         if plan is not None and plan.hits is None:
             plan.hits = frozenset(plan.chain[i] for i in hits if plan.start <= i < len(plan.chain))
+
+    def loaded(self, request: str, blocks: int) -> None:
+        """So many blocks that were answered HIT have come."""
+        if request in self._requests:
+            self._loaded_blocks[request] = self._loaded_blocks.get(request, 0) + blocks
 
     def drop(self, request: str) -> None:
         """A preempted request: its next lookup makes a new plan."""
@@ -168,5 +175,6 @@ class Plans:
             request,
             self._prompt_blocks.pop(request, 0),
             self._first_asked.pop(request, -1),
-            self._hit_blocks.pop(request, 0),
+            self._loaded_blocks.pop(request, 0),
+            self._without_room.pop(request, 0),
         )

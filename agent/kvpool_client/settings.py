@@ -18,6 +18,18 @@ class Settings:
     allow_untested: bool = False
 
 
+DEFAULT_SOCKET = "/run/kvpool/engine.sock"
+
+
+def socket_of(text: str) -> str:
+    """Where the agent listens, as far as a configuration that may be wrong can tell."""
+    try:
+        found = json.loads(text)["socket"]
+    except (ValueError, TypeError, KeyError):
+        return DEFAULT_SOCKET
+    return found if isinstance(found, str) and found else DEFAULT_SOCKET
+
+
 def parse(text: str) -> Settings:
     """Reads the variable's value; raises ValueError with one sentence that names the field."""
     try:

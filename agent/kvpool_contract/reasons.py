@@ -59,8 +59,43 @@ _TABLE = (
         "Nothing to do: such engines run bare until a later version.",
     ),
     Reason(
+        "client_config",
+        "The client's configuration in the engine's environment can't be used.",
+        "Let `kvpool inject` write it; the engine's log has the sentence.",
+    ),
+    Reason(
+        "weights_unidentified",
+        "The engine's weights can't be told from others: neither a folder with weights nor a registry's snapshot.",
+        "Serve the model from a folder, or from a registry's cache with its snapshots.",
+    ),
+    Reason(
+        "weights_change",
+        "The engine is set up to update its weights in place, which the format does not tell yet.",
+        "Nothing to do: such engines run bare until a later version.",
+    ),
+    Reason(
+        "adapters_unsupported",
+        "The engine serves LoRA adapters, whose content the format does not tell yet.",
+        "Nothing to do: such engines run bare until a later version.",
+    ),
+    Reason(
+        "model_unsupported",
+        "The model is no decoder with a KV cache of its own.",
+        "Nothing to do: there is no prefix KV to share.",
+    ),
+    Reason(
+        "prefix_caching_off",
+        "The engine's prefix caching is switched off.",
+        "Switch it on to let the pod join, or remove the pool label.",
+    ),
+    Reason(
+        "hash_unsupported",
+        "The engine's prefix-caching hash is not SHA-256, so equal hashes need not mean equal prompts.",
+        "Use --prefix-caching-hash-algo sha256 or sha256_cbor.",
+    ),
+    Reason(
         "groups_unsupported",
-        "The model has several KV-cache groups or none with full attention.",
+        "The model has several KV-cache groups, or none with full attention.",
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
     ),
     Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.", "Raise tiers.memory.size."),
@@ -141,7 +176,6 @@ _TABLE = (
         "Neither arena nor host pool had room for the block.",
         "Raise tiers.memory.size or engine.hostPool.size.",
     ),
-    Reason("cancelled", "The request ended before its plan was used.", "Nothing to do."),
     Reason("unknown", "No other reason was recorded.", "Report this with the agent's log."),
     # why another member was refused
     Reason(
@@ -159,6 +193,16 @@ _TABLE = (
         "host_network",
         "The pod uses the host's network, where the agent's ports may be taken.",
         "Move the engine off the host's network.",
+    ),
+    Reason(
+        "plugins_from_source",
+        "VLLM_PLUGINS, an allow-list, comes from a ConfigMap, a Secret or a field.",
+        "Set VLLM_PLUGINS as a plain value.",
+    ),
+    Reason(
+        "engine_port_differs",
+        "The engine's --port is another than the pool's engine.port.",
+        "Set engine.port to the engine's own.",
     ),
     Reason(
         "pythonpath_from_source",

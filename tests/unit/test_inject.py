@@ -10,6 +10,7 @@ import pytest
 from kvpool_contract.reasons import REASONS
 from kvpool_operator.desired.pool import PoolError, read_pool
 from kvpool_operator.inject import Injected, Settings, Skip, inject
+from kvpool_operator.inject.engine import port_of
 
 SETTINGS = Settings(image="example.test/agent:1")
 
@@ -139,9 +140,19 @@ def test_the_environment_lets_the_engine_find_the_plugin(
     }
 
 
-def test_a_list_of_plugins_from_elsewhere_stays() -> None:
-    source = {"name": "VLLM_PLUGINS", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
-    assert source in first(joined(template(engine(env=[source]))))["env"]
+@pytest.mark.parametrize(
+    ("arguments", "port"),
+    [
+        ([], None),
+        (["--port", "9000"], 9000),
+        (["--port=9001"], 9001),
+        (["--port", "1", "--port", "9002"], 9002),
+        (["serve", "--port"], None),
+        (["--portal", "9000"], None),
+    ],
+)
+def test_the_engines_port_is_read_where_it_stands_plainly(arguments: list[str], port: int | None) -> None:
+    assert port_of(engine(args=arguments)) == port
 
 
 @pytest.mark.parametrize(
@@ -224,12 +235,12 @@ def test_a_guaranteed_pod_stays_guaranteed(resources: dict[str, Any], requested:
 
 def test_the_agents_memory_is_arena_and_overhead_and_the_pool_has_the_last_word() -> None:
     assert own(joined(template(), pool(tiers={"memory": {"size": "1Gi"}})), "kvpool-agent")["resources"] == {
-        "requests": {"cpu": "250m", "memory": "1536Mi", "ephemeral-storage": "256Mi"},
-        "limits": {"cpu": "2", "memory": "1536Mi", "ephemeral-storage": "256Mi"},
+        "requests": {"cpu": "250m", "memory": "1540Mi", "ephemeral-storage": "256Mi"},
+        "limits": {"cpu": "2", "memory": "1540Mi", "ephemeral-storage": "256Mi"},
     }
     said = {"requests": {"cpu": "10m"}, "limits": {"memory": "20Gi", "cpu": 4}}
     assert own(joined(template(), pool(agent={"resources": said})), "kvpool-agent")["resources"] == {
-        "requests": {"cpu": "10m", "memory": "8704Mi", "ephemeral-storage": "256Mi"},
+        "requests": {"cpu": "10m", "memory": "8736Mi", "ephemeral-storage": "256Mi"},
         "limits": {"cpu": 4, "memory": "20Gi", "ephemeral-storage": "256Mi"},
     }
 
@@ -258,6 +269,8 @@ VLLM_BY_ARGUMENT = {"name": "b", "image": "i", "args": ["-m", "vllm.entrypoints.
         (with_shm(emptyDir={}), "shm_not_memory"),
         (with_shm(hostPath={"path": "/dev/shm"}), "shm_not_memory"),
         (with_shm(), "shm_not_memory"),
+        (template(from_source("VLLM_PLUGINS")), "plugins_from_source"),
+        (template(engine(args=["--port", "9000"])), "engine_port_differs"),
         (joined(template()), "already_injected"),
         (template(engine(env=[{"name": "KVPOOL_CLIENT_CONFIG", "value": "{}"}])), "already_injected"),
         (template(volumes=[{"name": "kvpool-run", "emptyDir": {}}]), "already_injected"),

@@ -1,6 +1,5 @@
 """Joining never stops an engine: every obstacle is a bare start with its reason, and the user's own faults stay."""
 
-import os
 import sys
 import types
 from collections.abc import Callable
@@ -126,15 +125,7 @@ def test_an_adapter_that_cannot_be_imported_is_a_bare_start(
     assert "ImportError" in reports[0][1] or "ModuleNotFoundError" in reports[0][1]
 
 
-def test_too_little_shared_memory_is_a_bare_start(
-    adapter: Adapter, reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_bavail=1, f_frsize=4096))
-    assert Engine().configure().connector is None
-    assert reports == [("no_shm_room", f"{1 << 20} bytes wanted, 4096 free in /dev/shm")]
-
-
-@pytest.mark.parametrize("obstacle", ["multi_host", "host_pool_too_small"])
+@pytest.mark.parametrize("obstacle", ["multi_host", "no_shm_room", "host_pool_too_small"])
 def test_an_obstacle_found_in_the_finished_configuration_is_a_bare_start(
     adapter: Adapter, reports: Reports, obstacle: str
 ) -> None:

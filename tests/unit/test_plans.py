@@ -36,7 +36,8 @@ def test_a_hit_is_given_once_and_asked_again_it_is_a_miss(plans: Plans) -> None:
     assert [ask(plans, key) for key in (b"k1", b"k2")] == [Answer.MISS, Answer.MISS]
     plans.end_step()
     assert plans.hits_this_step == 0
-    assert plans.finish("r") == Summary("r", 4, 1, 2)
+    plans.loaded("r", 1)  # of the two that lay ready one has come
+    assert plans.finish("r") == Summary("r", 4, 1, 1, 0)
 
 
 def test_a_plan_says_nothing_of_blocks_before_its_start_or_beyond_its_chain(plans: Plans) -> None:
@@ -62,7 +63,8 @@ def test_without_room_a_block_is_a_miss_and_stays_one(plans: Plans) -> None:
     plans.answer(plan.number, [0, 1])
     assert ask(plans, b"k0", room=False) is Answer.MISS
     assert ask(plans, b"k0") is Answer.MISS
-    assert plans.finish("r").hit_blocks == 0
+    plans.loaded("nobody", 5)
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 1)
 
 
 def test_a_preempted_request_gets_a_new_plan_and_the_old_answer_is_dropped(plans: Plans) -> None:
@@ -75,7 +77,8 @@ def test_a_preempted_request_gets_a_new_plan_and_the_old_answer_is_dropped(plans
     assert (new.number != old.number, new.start) == (True, 1)
     plans.answer(new.number, [1])
     assert ask(plans, b"k1") is Answer.HIT
-    assert plans.finish("r") == Summary("r", 4, 0, 1)
+    plans.loaded("r", 1)
+    assert plans.finish("r") == Summary("r", 4, 0, 1, 0)
 
 
 def test_a_lost_session_empties_every_plan_and_new_requests_get_new_ones(plans: Plans) -> None:
@@ -103,10 +106,10 @@ def test_unknown_requests_and_keys_outside_the_chain_are_misses(plans: Plans) ->
 def test_an_answer_for_a_finished_request_is_dropped(plans: Plans) -> None:
     ask(plans, b"k0")
     (plan,) = plans.end_step()
-    assert plans.finish("r") == Summary("r", 4, 0, 0)
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 0)
     plans.answer(plan.number, [0])
     assert ask(plans, b"k0") is Answer.MISS
-    assert plans.finish("r") == Summary("r", 0, -1, 0)
+    assert plans.finish("r") == Summary("r", 0, -1, 0, 0)
 
 
 def test_a_request_never_asked_for_says_so_and_counts_the_blocks_of_its_prompt_alone(plans: Plans) -> None:
@@ -115,9 +118,9 @@ def test_a_request_never_asked_for_says_so_and_counts_the_blocks_of_its_prompt_a
     plans.scheduled("grows")
     chain.append(b"decoded")
     plans.scheduled("grows")
-    assert plans.finish("grows") == Summary("grows", 4, -1, 0)
+    assert plans.finish("grows") == Summary("grows", 4, -1, 0, 0)
     plans.scheduled("nobody")
-    assert plans.finish("nobody") == Summary("nobody", 0, -1, 0)
+    assert plans.finish("nobody") == Summary("nobody", 0, -1, 0, 0)
 
 
 def test_each_request_has_its_own_retry_in_a_step(plans: Plans) -> None:
@@ -134,5 +137,5 @@ def test_a_block_that_nobody_could_be_asked_for_is_a_miss_in_the_account_and_no_
     assert plans.decline("r", b"c") is Answer.MISS
     assert plans.end_step() == []
     summary = plans.finish("r")
-    assert (summary.prompt_blocks, summary.asked, summary.hit_blocks) == (3, 1, 0)
+    assert (summary.prompt_blocks, summary.asked, summary.loaded_blocks) == (3, 1, 0)
     assert plans.decline("gone", b"a") is Answer.MISS

@@ -30,13 +30,13 @@ RETURNS = {
     "flows/lookup.py": {"plan", "_bring"},
     "directory/locate.py": {"locate"},
     "kvpool_client/join.py": {"find_obstacle"},
-    "engine_vllm/configuration.py": {"complete"},
+    "engine_vllm/configuration.py": {"complete", "_unsupported"},
     "policy/readiness.py": {"__init__", "attached", "tick", "warmed"},
 }
 # words in those functions that are no reasons
 OTHER_WORDS = {
     "plans", "tag_failures", "demand", "prewarm", "warm_begin", "warm_end", "kvpool-warm", "/dev/shm",
-    "nnodes", "ray", "reason",
+    "nnodes", "ray", "reason", "decoder", "hybrid", "sha256", "weight_transfer_config",
 }  # fmt: skip
 
 

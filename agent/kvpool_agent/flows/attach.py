@@ -85,7 +85,7 @@ class EngineHandler:
         if version is None:
             raise Refusal("engine_port_version")
         fields, rows, row_bytes = header["format"], header["rows"], header["row_bytes"]
-        hash_bytes = header["hash_bytes"]
+        hash_bytes, groups = header["hash_bytes"], int(header.get("groups", 1))
         if not (
             isinstance(fields, dict)
             and all(isinstance(n, int) and n > 0 for n in (rows, row_bytes, hash_bytes))
@@ -134,7 +134,6 @@ class EngineHandler:
             os.close(reader)
         log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
-        groups = int(header.get("groups", 1))
         if groups != 1:
             self._hooks.bare("groups_unsupported")
         else:
@@ -180,6 +179,7 @@ class EngineSession:
                 handler.store.forget(self._uncommitted, int(header["job"]))
             case "finished":
                 self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
+                handler.account.miss("no_room", int(header.get("without_room", 0)))
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 

@@ -6,6 +6,7 @@ in the process that has it, and travels in the connector's own `kv_connector_ext
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from kvpool_client.settings import Settings
 
 FORMAT_FIELD = "kvpool_format"
 BLOCK_TOKENS_FIELD = "kvpool_block_tokens"
+FULL_ATTENTION_FIELD = "kvpool_full_attention"
 LEAST_BLOCKS = 8
-_EDGE_BYTES = 64 << 10
+# of each weights file: this many samples, evenly spaced from its first byte to its last
+WEIGHT_SAMPLES, SAMPLE_BYTES = 64, 64 << 10
+LARGEST_ENGINE_BLOCK = 256  # where the engine has not chosen its block size yet
 
 
 def connector(chosen: Settings) -> Any:
@@ -42,17 +46,45 @@ def connector(chosen: Settings) -> Any:
 
 
 def complete(chosen: Settings, config: Any) -> tuple[str, str] | None:
-    """Adds the format's fields to the finished configuration; an obstacle, or None."""
-    config.kv_transfer_config.kv_connector_extra_config[FORMAT_FIELD] = format_fields(config)
-    parallel = config.parallel_config
+    """Adds the format's fields to the finished configuration; an obstacle, or None.
+
+    What the engine's core would refuse later, where nothing can be built again without us, is refused here.
+    """
+    if obstacle := _unsupported(chosen, config):
+        return obstacle
+    weights = identity_of_weights(config)
+    if not weights:
+        return "weights_unidentified", f"{config.model_config.model!r} is no folder and no snapshot of a registry"
+    extra = config.kv_transfer_config.kv_connector_extra_config
+    extra[FORMAT_FIELD] = format_fields(config, weights)
+    extra[FULL_ATTENTION_FIELD] = config.model_config.get_sliding_window() is None
+    return None
+
+
+def _unsupported(chosen: Settings, config: Any) -> tuple[str, str] | None:
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     if getattr(parallel, "nnodes", 1) > 1 or parallel.distributed_executor_backend == "ray":
         return "multi_host", "each host would have a host pool of its own, of which the tier sees one"
-    needed = LEAST_BLOCKS * block_bytes(config, chosen.block_tokens)
+    if model.attn_type not in ("decoder", "hybrid") or model.is_encoder_decoder:
+        return "model_unsupported", f"attention type {model.attn_type}"
+    if not cache.enable_prefix_caching:
+        return "prefix_caching_off", "enable_prefix_caching is off"
+    if not str(cache.prefix_caching_hash_algo).startswith("sha256"):
+        return "hash_unsupported", f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo}"
+    if config.lora_config is not None:
+        return "adapters_unsupported", "lora_config is set"
+    if getattr(config, "weight_transfer_config", None) is not None:
+        return "weights_change", "weight_transfer_config is set"
+    # each data-parallel rank of this host makes a host pool of its own
+    pools = max(1, parallel.data_parallel_size_local)
+    shm = os.statvfs("/dev/shm")
+    free = shm.f_bavail * shm.f_frsize
+    if free < pools * chosen.host_pool_bytes:
+        return "no_shm_room", f"{pools} host pools of {chosen.host_pool_bytes} bytes wanted, {free} free in /dev/shm"
+    block_tokens = max(chosen.block_tokens, cache.block_size or LARGEST_ENGINE_BLOCK)
+    needed = LEAST_BLOCKS * block_bytes(config, block_tokens)
     if chosen.host_pool_bytes < needed:
-        return (
-            "host_pool_too_small",
-            f"{LEAST_BLOCKS} blocks take {needed} bytes, it has {chosen.host_pool_bytes}",
-        )
+        return "host_pool_too_small", f"{LEAST_BLOCKS} blocks take {needed} bytes, it has {chosen.host_pool_bytes}"
     return None
 
 
@@ -73,7 +105,7 @@ def block_bytes(config: Any, block_tokens: int) -> int:
     )
 
 
-def format_fields(config: Any) -> dict[str, Any]:
+def format_fields(config: Any, weights: str) -> dict[str, Any]:
     """The fields of the format known here; the tier adds those of its geometry. All are text or numbers."""
     import vllm
     from vllm.platforms import current_platform
@@ -89,7 +121,7 @@ def format_fields(config: Any) -> dict[str, Any]:
         "model": str(model.model),
         "revision": str(model.revision or ""),
         "model_config": digest_of_model_config(model.hf_config),
-        "weights": digest_of_weights(str(model.model)),
+        "weights": weights,
         "weights_epoch": "",
         "quantization": str(model.quantization or ""),
         "max_model_len": int(model.max_model_len),
@@ -105,19 +137,35 @@ def digest_of_model_config(hf_config: Any) -> str:
     return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
-def digest_of_weights(model: str) -> str:
-    """For a model in a folder: hash of each weights file's name, size, first and last 64 KiB. Empty for a name in
-    a registry, where the revision says it. A full hash would read every byte again at each start."""
-    folder = Path(model)
-    if not folder.is_dir():
+def identity_of_weights(config: Any) -> str:
+    """What tells these weights from any others: for a folder a hash of samples of its files, for a name in a registry
+    the commit of the snapshot that is loaded. Empty when there is neither."""
+    model = config.model_config
+    folder = Path(str(model.model))
+    if folder.is_dir():
+        return digest_of_weights(folder)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(
+        str(model.model), "config.json", cache_dir=config.load_config.download_dir, revision=model.revision or "main"
+    )
+    parts = Path(found).parts if isinstance(found, str) else ()
+    return f"commit {parts[parts.index('snapshots') + 1]}" if "snapshots" in parts else ""
+
+
+def digest_of_weights(folder: Path) -> str:
+    """Hash of each weights file's name, size and evenly spaced samples; empty for a folder without such files. A hash
+    of every byte would read the model twice at each start."""
+    files = sorted(p for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
+    if not files:
         return ""
     digest = hashlib.blake2b(digest_size=16)
-    files = sorted(p for pattern in ("*.safetensors", "*.bin", "*.pt") for p in folder.glob(pattern))
     for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name}\0{size}\0".encode())
         with path.open("rb") as weights:
-            digest.update(weights.read(_EDGE_BYTES))
-            weights.seek(max(0, size - _EDGE_BYTES))
-            digest.update(weights.read(_EDGE_BYTES))
+            last = max(0, size - SAMPLE_BYTES)
+            for place in sorted({last * i // (WEIGHT_SAMPLES - 1) for i in range(WEIGHT_SAMPLES)}):
+                weights.seek(place)
+                digest.update(weights.read(SAMPLE_BYTES))
     return digest.hexdigest()

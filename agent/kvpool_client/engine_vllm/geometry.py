@@ -5,26 +5,16 @@ suite runs against each tested version.
 """
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvpool_client.engine_vllm.configuration import FORMAT_FIELD
+from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, FULL_ATTENTION_FIELD
 from kvpool_client.memory import address_of, reopen_read_only
+from kvpool_client.scheduler_side import HostPool
 
 # the engine's hash of a block (SHA-256) and 4 bytes of its KV-cache group
 HASH_BYTES = 32
 KEY_BYTES = HASH_BYTES + 4
-
-
-@dataclass(frozen=True)
-class HostPool:
-    """`rows` rows of `row_bytes` bytes from `address`; `descriptor` reads the same memory."""
-
-    rows: int
-    row_bytes: int
-    address: int
-    descriptor: int
 
 
 def host_pool(spec: Any, view: memoryview) -> HostPool:
@@ -45,7 +35,8 @@ def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
         "row_bytes": pool.row_bytes,
         "rows": pool.rows,
         "hash_bytes": HASH_BYTES,
-        "groups": len(spec.config.groups),
+        # 0 for a single group whose layers see a window only: plans answer for full attention alone
+        "groups": len(spec.config.groups) if spec.config.extra_config[FULL_ATTENTION_FIELD] else 0,
     }
 
 

@@ -49,7 +49,7 @@ class Engine(_Part, frozen=True):
     container: str = ""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     host_pool: HostPool = msgspec.field(default_factory=HostPool)
-    block_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
+    block_tokens: Annotated[int, msgspec.Meta(ge=16)] = 256
     allow_untested: bool = False
 
 

@@ -19,6 +19,7 @@ NO_TOKEN_VOLUME = "kvpool-no-token"  # noqa: S105 (the name of an empty volume)
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 (the path it is kept out of)
 USER_ID = 10001
 AGENT_OVERHEAD = 512 * 2**20
+PAGE_TABLES = 256  # mapping the arena costs a part of it: 8 bytes a page in each of two processes
 CLIENT_MEMORY = 128 * 2**20
 
 SECURITY_CONTEXT = {
@@ -52,7 +53,8 @@ def _milli(quantity: object) -> int:
 
 def agent_container(pool: KVCachePool, image: str, *, guaranteed: bool) -> dict[str, Any]:
     """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's."""
-    memory = int(pool.spec.tiers.memory.size) + AGENT_OVERHEAD
+    arena = int(pool.spec.tiers.memory.size)
+    memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
     resources = _resources(memory, limit_cpu="2", request_cpu="250m", disk="256Mi", guaranteed=guaranteed)
     resources["requests"].update(pool.spec.agent.resources.requests)
     resources["limits"].update(pool.spec.agent.resources.limits)

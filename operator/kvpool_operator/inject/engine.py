@@ -5,6 +5,7 @@ can't be added to, so they are a reason to leave the pod alone rather than to re
 """
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from kvpool_contract.names import ENGINE_SOCKET
@@ -61,8 +62,20 @@ def client_config(pool: KVCachePool) -> str:
     )
 
 
+def port_of(container: dict[str, Any]) -> int | None:
+    """The value of --port where it stands plainly in command or args; the last one counts."""
+    words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
+    found = None
+    for word, following in pairwise([*words, ""]):
+        value = following if word == "--port" else word.removeprefix("--port=") if word.startswith("--port=") else ""
+        found = int(value) if value.isdigit() else found
+    return found
+
+
 def join_engine(container: dict[str, Any], pool: KVCachePool) -> None:
     """Adds the environment, the mounts and the host pool's memory to the engine's container, in place."""
+    if port_of(container) not in (None, pool.spec.engine.port):
+        raise Refused("engine_port_differs")
     environment = container["env"] = list(container.get("env") or [])
     _prefix_pythonpath(environment)
     _allow_plugin(environment)
@@ -93,7 +106,9 @@ def _prefix_pythonpath(environment: list[dict[str, Any]]) -> None:
 def _allow_plugin(environment: list[dict[str, Any]]) -> None:
     """VLLM_PLUGINS is an allow-list: where the user sets one, our name has to stand in it."""
     entry = _variable(environment, "VLLM_PLUGINS")
-    if entry is not None and "valueFrom" not in entry:
+    if entry is not None and "valueFrom" in entry:
+        raise Refused("plugins_from_source")
+    if entry is not None:
         names = [name for name in (entry.get("value") or "").split(",") if name]
         entry["value"] = ",".join(names if PLUGIN in names else [*names, PLUGIN])
 

@@ -1,0 +1,193 @@
+"""The client as the engine's scheduler thread sees it: plans, jobs, offers and frames, without any engine's types.
+
+The adapter of an engine calls it from that one thread and only touches memory: plans and jobs are kept here, frames go
+out through the session's queue, bytes move on the copy thread. What the session's thread learns waits in a queue until
+the step's first `finished_jobs`, so that plans change on one thread only. Frames are read where they arrive, so that
+nonsense ends the session and never reaches the scheduler. The adapter's requests and jobs are taken as they are, by
+the attributes that vLLM gives them (`Context`, `Job`).
+"""
+
+import collections
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvpool_client import session, wire
+from kvpool_client.ledger import Ledger, Result
+from kvpool_client.loader import Loader
+from kvpool_client.offers import Offers
+from kvpool_client.plans import Answer, Plans
+
+STORE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class HostPool:
+    """The engine's host pool: `rows` rows of `row_bytes` bytes from `address`; `descriptor` reads the same memory."""
+
+    rows: int
+    row_bytes: int
+    address: int
+    descriptor: int
+
+
+class Context(Protocol):
+    """A request, by the names that vLLM's ReqContext has. The positions are private there: a test per engine version
+    guards the field."""
+
+    req_id: str
+    _offload_key_positions: dict[bytes, int]
+
+
+class Job(Protocol):
+    """A transfer, by the names that vLLM's TransferJob has. `keys` and `chunk_ids` (rows) belong together by order,
+    which is no order of the chain."""
+
+    job_id: int
+    keys: Collection[bytes]
+    chunk_ids: Iterable[int]
+    req_context: Context
+
+
+class SchedulerSide:
+    """One engine core's side of the session; also the session's listener."""
+
+    def __init__(self, socket: str, attach_header: dict[str, Any], pool: HostPool, key_bytes: int, *, shares: bool):
+        """key_bytes: length of the engine's keys. shares: whether the model is one that plans can answer for; else
+        every lookup is a miss and nothing is stored."""
+        self.ledger = Ledger()
+        self._plans = Plans(load_deadline=0.0)
+        self._offers = Offers()
+        self._rows = pool.rows
+        self._key_bytes = key_bytes
+        self._shares = shares
+        self._load_requests: dict[int, str] = {}
+        self._inbox: collections.deque[tuple[int, tuple[int, ...]] | None] = collections.deque()
+        self.session = session.Session(socket, attach_header, [pool.descriptor], self)
+        self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes, key_bytes)
+        self.session.start()
+        self._loader.start()
+
+    # -- the session's thread ------------------------------------------------------------------------
+
+    def on_attached(self, attached: session.Attached) -> None:
+        self._plans.load_deadline = attached.load_seconds + 0.5  # the agent's own deadline comes first
+        self._offers.unconfirmed(time.monotonic())
+
+    def on_event(self, frame: wire.Frame) -> None:
+        if frame.verb == "copied":
+            self._copied(int(frame.header["job"]), bool(frame.header["whole"]), int(frame.header["stored"]))
+        elif frame.verb == "plan":
+            self._inbox.append((int(frame.header["plan"]), tuple(int(i) for i in frame.header["hits"])))
+
+    def on_lost(self) -> None:
+        self._inbox.append(None)
+        self.ledger.fail_all()
+        self._offers.unconfirmed(time.monotonic())
+
+    def _copied(self, job: int, whole: bool, stored: int) -> None:
+        """The agent has read a job's rows. Commit only while the job is open: afterwards the rows may be others'."""
+        if not self.ledger.close(job, success=whole):
+            self.session.post({"verb": "forget", "job": job})
+            return
+        self.session.post({"verb": "commit", "job": job})
+        if whole and not stored:
+            self._offers.confirmed(time.monotonic())
+        else:
+            self._offers.unconfirmed(time.monotonic())
+
+    # -- the scheduler's thread ----------------------------------------------------------------------
+
+    def new_request(self, context: Context) -> bool:
+        """Takes a request in; whether it shall offer what the engine holds already."""
+        self._plans.begin(context.req_id, lambda: chain_of(context))
+        return self._offers.offer_again(time.monotonic())
+
+    def lookup(self, key: bytes, context: Context) -> Answer:
+        """The answer for one block."""
+        if self.session.attached is None or not self._shares:
+            return self._plans.decline(context.req_id, key)
+        # promotions hold half of the host pool at most: the rest is for what the engine computes
+        room = 2 * (self.ledger.load_rows + self._plans.hits_this_step) < self._rows
+        return self._plans.lookup(context.req_id, key, time.monotonic(), room)
+
+    def submit_store(self, job: Job) -> None:
+        """Offers rows to the agent; where it can't be asked, the job ends at once, uncopied."""
+        now = time.monotonic()
+        chain = chain_of(job.req_context)
+        place = {key: i for i, key in enumerate(chain)}
+        rows = {key: int(row) for key, row in zip(job.keys, job.chunk_ids, strict=True)}
+        keys = sorted(rows, key=lambda key: place.get(key, 0))
+        parents = dict(zip(chain[1:], chain, strict=False))
+        tail = b"".join(key + parents.get(key, bytes(self._key_bytes)) for key in keys)
+        self.ledger.open(job.job_id, keys, is_load=False, deadline=now + STORE_SECONDS)
+        header = {"verb": "store", "job": job.job_id, "rows": [rows[key] for key in keys]}
+        if not self._shares or not self.session.post(header, tail):
+            self.ledger.close(job.job_id, success=False)
+            self._offers.unconfirmed(now)
+
+    def submit_load(self, job: Job) -> None:
+        """Queues a load of blocks that were answered HIT."""
+        blocks = [(key, int(row)) for key, row in zip(job.keys, job.chunk_ids, strict=True)]
+        deadline = time.monotonic() + self._plans.load_deadline
+        self.ledger.open(job.job_id, (key for key, _ in blocks), is_load=True, deadline=deadline)
+        request = job.req_context.req_id
+        self._load_requests[job.job_id] = request
+        self._loader.submit(job.job_id, blocks, self._plans.number_of(request))
+
+    def finished_jobs(self) -> list[Result]:
+        """Takes over what the session has learnt, and the results of the jobs that have ended."""
+        while self._inbox:
+            plan = self._inbox.popleft()
+            if plan is None:
+                self._plans.fail_open()
+            else:
+                self._plans.answer(*plan)
+        now = time.monotonic()
+        if self.ledger.expire(now):
+            self._offers.unconfirmed(now)
+        results = self.ledger.take()
+        for result in results:
+            if result.is_load:
+                self._plans.loaded(self._load_requests.pop(result.job, ""), len(result.done))
+        return results
+
+    def end_step(self, new_requests: Iterable[str], preempted: Iterable[str]) -> None:
+        """Ends a step of the scheduler: asks for the plans that it has opened."""
+        for request in new_requests:
+            self._plans.scheduled(request)
+        for request in preempted:
+            self._plans.drop(request)
+        for plan in self._plans.end_step():
+            header = {"verb": "lookup", "plan": plan.number, "start": plan.start}
+            if not self.session.post(header, b"".join(plan.chain)):
+                self._plans.answer(plan.number, ())
+
+    def request_finished(self, context: Context) -> None:
+        """Tells the agent of a request's end."""
+        summary = self._plans.finish(context.req_id)
+        header = {
+            "verb": "finished",
+            "prompt": summary.prompt_blocks,
+            "asked": summary.asked,
+            "loaded": summary.loaded_blocks,
+            "without_room": summary.blocks_without_room,
+        }
+        self.session.post(header, b"".join(chain_of(context)))
+
+    def drain(self) -> None:
+        """Ends all open jobs and waits for the copies that run now; a store that was open is offered again."""
+        self.ledger.drain()
+        self._offers.unconfirmed(time.monotonic())
+
+    def shutdown(self) -> None:
+        self.ledger.fail_all()
+        self._loader.close()
+        self.session.close()
+
+
+def chain_of(context: Context) -> Sequence[bytes]:
+    """A request's keys in order."""
+    positions = context._offload_key_positions
+    return sorted(positions, key=positions.__getitem__)
