@@ -137,6 +137,11 @@ _TABLE = (
         "Look at the network between the pods of the pool.",
     ),
     Reason(
+        "breaker_open",
+        "A member that may hold the block failed several times in a row, or was too slow, and is left alone for now.",
+        "Look at the peer in kvpool status, at its log and at the network to it; it is tried again by itself.",
+    ),
+    Reason(
         "no_room",
         "Neither arena nor host pool had room for the block.",
         "Raise tiers.memory.size or engine.hostPool.size.",

@@ -20,7 +20,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A member as this agent sees it. `live`: it shook hands within the last two seconds."""
+    """A member as this agent sees it. `live`: it shook hands within the last two seconds. `breaker`: closed, open
+    (no source after `failures` in a row) or half_open (tried again)."""
 
     address: str
     live: bool
@@ -29,6 +30,8 @@ class Peer(msgspec.Struct, frozen=True):
     format: str = ""
     blocks: int = 0
     error: str = ""
+    breaker: str = "closed"
+    failures: int = 0
 
 
 class Hits(msgspec.Struct, frozen=True):

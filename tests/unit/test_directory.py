@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from replica import wait_for
 
+from kvpool_agent.account import Account
 from kvpool_agent.directory import members as view
+from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Located, Locator, Segment, join_segments
 from kvpool_agent.directory.members import Member, MemberView, SeedError, read_seeds
 from kvpool_agent.peer import frames, serve
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.policy.breaker import FAILURES
 from kvpool_contract.config import Members
 
 FORMAT = b"f" * 16
@@ -165,7 +168,7 @@ def test_a_lookup_asks_all_live_members_and_names_the_reason_where_the_run_ends(
     with serving(Empty("a", keys[0])) as (first, a), serving(Empty("b", keys[1])) as (_, b):
         members_file.write_text(f"{a}\n{b}\n")
         members = make_view()
-        locator = Locator(members, dialer)
+        locator = Locator(members, dialer, Breakers(Account()))
         wait_for("two live members", lambda: len(members.live(FORMAT)) == 2, 10, 0.01)
         deadline = float("inf")
         both = (Segment(a, 0, 1), Segment(b, 1, 2))
@@ -175,7 +178,9 @@ def test_a_lookup_asks_all_live_members_and_names_the_reason_where_the_run_ends(
         first.close()
         frozen = Member(a, True, Empty("a").welcome(1))
         members.live = lambda _fingerprint: [frozen]  # type: ignore[method-assign,assignment]
-        assert locator.locate(FORMAT, keys, deadline) == Located((), "directory_unreachable")
+        for _ in range(FAILURES):
+            assert locator.locate(FORMAT, keys, deadline) == Located((), "directory_unreachable")
+        assert locator.locate(FORMAT, keys, deadline) == Located((), "breaker_open")  # asked no more
         locator.close()
     dialer.close()
 

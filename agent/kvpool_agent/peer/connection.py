@@ -14,6 +14,14 @@ class PeerError(Exception):
     """The connection failed, timed out or broke the protocol."""
 
 
+class PeerBusy(PeerError):  # noqa: N818 - an answer, not a fault
+    """The peer has no stream free; it named the seconds after which to ask again."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("refused: busy")
+        self.retry_after = retry_after
+
+
 class Connection:
     """One thread at a time. Every call has the timeout that was set last, in seconds of inactivity."""
 

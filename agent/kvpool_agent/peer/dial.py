@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvpool_agent.peer import frames
-from kvpool_agent.peer.connection import Connection, PeerError
+from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
 from kvpool_agent.policy.heat import HotBlock
 
 HANDSHAKE_SECONDS = 2.0
@@ -96,15 +96,18 @@ class Dialer:
                 frames.pack_keys(keys),
             )
             connection.until(deadline)
+            before = -1  # the index of the last block: they come in order, each once
             while True:
                 message, tail_length = connection.receive()
                 if isinstance(message, frames.FetchEnd):
                     connection.until(None)
                     return
                 if isinstance(message, frames.Refused):
-                    raise PeerError(f"refused: {message.reason}")
-                if not isinstance(message, frames.Block) or not 0 <= message.index < len(keys):
+                    busy = message.reason == "busy" and before < 0
+                    raise PeerBusy(message.retry_after) if busy else PeerError(f"refused: {message.reason}")
+                if not isinstance(message, frames.Block) or not before < message.index < len(keys):
                     raise PeerError(f"bad answer to a fetch: {type(message).__name__}")
+                before = message.index
                 if message.tag:
                     land(message.index, message.tag, tail_length, connection.read_into)
 
