@@ -2,6 +2,7 @@
 
 Whatever came before a fault is kept. Slots that were not filled go back. A block that another fetch is already
 bringing in is waited for instead of being fetched twice. How each fetch ended is told to the peer's breaker.
+A source that is busy is asked again, so that a burst of requests is spread and not computed.
 """
 
 import logging
@@ -18,6 +19,9 @@ from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
 log = logging.getLogger("kvpool.fetch")
+
+BUSY_TRIES = 8  # times that a request asks a busy source again; then its tokens are computed
+LEAST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 2.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Fetcher:
         began = time.monotonic()
         try:
             if wanted:
-                ask()
+                self._patiently(ask, purpose, deadline)
                 self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
                 reason = reason or ("" if landed == len(wanted) else "evicted")
         except PeerError as error:
@@ -139,6 +143,20 @@ class Fetcher:
         finally:
             slab.arena.give_back(slots)
         return reason
+
+    def _patiently(self, ask: Callable[[], None], purpose: str, deadline: float) -> None:
+        """Asks again when the source is busy, after the pause that it named; a warm-up has a pace of its own."""
+        for _ in range(BUSY_TRIES if purpose == "demand" else 0):
+            try:
+                return ask()
+            except PeerBusy as busy:
+                # in this order: whatever the peer has written there, also what is no number, gives a pause
+                pause = min(LONGEST_PAUSE_SECONDS, max(LEAST_PAUSE_SECONDS, busy.retry_after))
+                if time.monotonic() + pause >= deadline:
+                    raise
+                self._account.count("fetch_asked_again")
+                time.sleep(pause)
+        return ask()
 
     def _served(self, address: str, size: int, seconds: float) -> None:
         """A member that promised blocks and has none of them is no better than one that breaks off."""
