@@ -26,6 +26,7 @@ from kvpool_agent.observe.engine import EngineWatch
 from kvpool_agent.observe.http import application
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.difference import differences
 from kvpool_agent.policy.readiness import Limits, Readiness
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
@@ -67,7 +68,7 @@ class Agent:
         usable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._slabs = Slabs(memory, usable_at)
         self._dialer = Dialer(self._identity)
-        self._members = MemberView(config.members, self._dialer, place.member, self._gone)
+        self._members = MemberView(config.members, self._dialer, place.member, self._gone, self._own_format)
         self._breakers = Breakers(self._account)
         self._locator = Locator(self._members, self._dialer, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
@@ -171,6 +172,10 @@ class Agent:
         self._dialer.forget(address)
         self._breakers.forget(address)
 
+    def _own_format(self) -> str:
+        slab = self._slabs.current
+        return slab.fingerprint.hex() if slab is not None else ""
+
     # -- what people see -----------------------------------------------------------------------------
 
     def status(self) -> contract.AgentStatus:
@@ -194,7 +199,7 @@ class Agent:
             attached=self._handler.sessions > 0,
             attaches=self._handler.attaches,
             engine_healthy=self._engine.healthy,
-            format=slab.fingerprint.hex() if slab is not None else "",
+            format=self._own_format(),
             format_fields=self._handler.format_fields,
             arena=arena,
             warm=self._warmup.progress.snapshot(self._readiness.added_seconds),
@@ -210,7 +215,7 @@ class Agent:
         )
 
     def _peer(self, member: Member) -> contract.Peer:
-        welcome = member.welcome
+        welcome, slab = member.welcome, self._slabs.current
         breaker, failures = self._breakers.view(member.address)
         return contract.Peer(
             address=member.address,
@@ -222,4 +227,5 @@ class Agent:
             error=member.error,
             breaker=breaker,
             failures=failures,
+            differences=differences(slab.fields, member.fields) if slab is not None and member.fields else [],
         )

@@ -112,6 +112,11 @@ _TABLE = (
     # why a block was not loaded (its final answer was a miss)
     Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
     Reason(
+        "incompatible",
+        "All live members that hold blocks have another format than this engine.",
+        "See the fields that differ below the table of kvpool status; give the engines the same model and options.",
+    ),
+    Reason(
         "evicted",
         "The block was held when it was asked for and gone when it was needed.",
         "Raise tiers.memory.size, here or at the member that held it.",

@@ -21,7 +21,8 @@ class Event(msgspec.Struct, frozen=True):
 
 class Peer(msgspec.Struct, frozen=True):
     """A member as this agent sees it. `live`: it shook hands within the last two seconds. `breaker`: closed, open
-    (no source after `failures` in a row) or half_open (tried again)."""
+    (no source after `failures` in a row) or half_open (tried again). `differences`: how its format is another one
+    than this agent's, a line for each field."""
 
     address: str
     live: bool
@@ -32,6 +33,7 @@ class Peer(msgspec.Struct, frozen=True):
     error: str = ""
     breaker: str = "closed"
     failures: int = 0
+    differences: list[str] = []
 
 
 class Hits(msgspec.Struct, frozen=True):

@@ -72,6 +72,8 @@ def _of_peers(answer: Answer) -> Iterator[str]:
         name = f"{answer.member} → {peer.member or peer.address}"
         if peer.breaker != CLOSED:
             yield f"{name}: breaker {peer.breaker} after {peer.failures} failures in a row"
+        if peer.differences:
+            yield f"{name}: not the same format: {'; '.join(peer.differences)}"
 
 
 def _silent(member: str) -> list[str]:

@@ -47,6 +47,9 @@ WARM = AgentStatus(
     peers=[
         Peer("10.0.0.2:7700", True, "uid-b"),
         Peer("10.0.0.3:7700", True, "uid-c", breaker="open", failures=4),
+        Peer(
+            "10.0.0.4:7700", True, "uid-d", differences=["dtype: float32 here, bfloat16 there", "rows: 1 here, 2 there"]
+        ),
     ],
     unknown_config_fields=[],
     started_at=1.0,
@@ -168,6 +171,7 @@ def test_the_status_table(agents: list[str], tmp_path: Path) -> None:
                 f"{agents[3]}: [Errno 111] Connection refused",
                 f"{agents[2]}: the agent's status has version 9, this command reads 1; update the older of the two",
                 f"{agents[0]} → uid-c: breaker open after 4 failures in a row",
+                f"{agents[0]} → uid-d: not the same format: dtype: float32 here, bfloat16 there; rows: 1 here, 2 there",
             )
         ],
     ]

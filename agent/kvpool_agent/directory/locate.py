@@ -80,7 +80,7 @@ class Locator:
         asked = [member for member in live if self._breakers.usable(member.address)][:MAX_ASKED]
         seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
         if not asked or seconds <= 0:
-            return Located((), "breaker_open" if live and not asked else "never_published")
+            return Located((), "breaker_open" if live and not asked else self._nobody())
         futures: dict[Future[list[bool]], Member] = {
             self._pool.submit(self._dialer.locate, member.address, fingerprint, chain, seconds): member
             for member in asked
@@ -104,6 +104,11 @@ class Locator:
         rest_reason = "breaker_open" if len(asked) < len(live) else "never_published"
         reason = "" if complete else "directory_unreachable" if silent else rest_reason
         return Located(segments, reason)
+
+    def _nobody(self) -> str:
+        """Why there is no member to ask: others hold blocks, but none that this engine could use."""
+        holding = any(m.live and m.welcome is not None and m.welcome.blocks for m in self._members.all())
+        return "incompatible" if holding else "never_published"
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

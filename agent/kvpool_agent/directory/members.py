@@ -8,9 +8,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError
@@ -29,12 +30,14 @@ class SeedError(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """A member at an address; `welcome` is its last answer, `live` whether that is fresh, `error` what went wrong."""
+    """A member at an address; `welcome` is its last answer, `live` whether that is fresh, `error` what went wrong;
+    `fields`: those of its format where it is another one than ours."""
 
     address: str
     live: bool = False
     welcome: frames.Welcome | None = None
     error: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_seeds(members: Members) -> list[str]:
@@ -57,9 +60,12 @@ def read_seeds(members: Members) -> list[str]:
 class _Link(threading.Thread):
     """Keeps one address's connection and its member's last answer."""
 
-    def __init__(self, address: str, dialer: Dialer) -> None:
+    def __init__(self, address: str, dialer: Dialer, own_format: Callable[[], str]) -> None:
         super().__init__(name="kvpool-member", daemon=True)
         self._dialer = dialer
+        self._own_format = own_format
+        self._described: tuple[str, str, str] | None = None  # the member, incarnation and format asked about
+        self._fields: Mapping[str, Any] = {}
         self._ended = threading.Event()
         self.member = Member(address)
         self.tried = threading.Event()
@@ -77,7 +83,10 @@ class _Link(threading.Thread):
                     connection.send(frames.Ping())
                     welcome = self._dialer.expect_welcome(connection)
                 self.answered_at = time.monotonic()
-                self.member = Member(address, True, welcome)
+                if not self._describe(connection, welcome):
+                    connection.close()
+                    connection = None
+                self.member = Member(address, True, welcome, fields=self._fields)
             except PeerError as error:
                 if connection is not None:
                     connection.close()
@@ -88,6 +97,25 @@ class _Link(threading.Thread):
         if connection is not None:
             connection.close()
 
+    def _describe(self, connection: Connection, welcome: frames.Welcome) -> bool:
+        """Asks for the fields of a format that is not ours, once; whether the connection can go on. A peer that can't
+        say is as live as before: the fields are for people."""
+        own = self._own_format()
+        if not own or welcome.format in ("", own):
+            self._fields = {}
+            self._described = None
+            return True
+        asked = (welcome.member, welcome.incarnation, welcome.format)
+        if asked == self._described:
+            return True
+        self._described, self._fields = asked, {}
+        try:
+            self._fields = self._dialer.describe(connection, welcome.format)
+        except PeerError as error:
+            log.debug("%s does not say its format: %s", self.member.address, error)
+            return False
+        return True
+
     def end(self) -> None:
         self._ended.set()
 
@@ -95,9 +123,18 @@ class _Link(threading.Thread):
 class MemberView:
     """All members but this one."""
 
-    def __init__(self, members: Members, dialer: Dialer, own_member: str, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        dialer: Dialer,
+        own_member: str,
+        on_gone: Callable[[str], None],
+        own_format: Callable[[], str] = lambda: "",
+    ) -> None:
+        """own_format: the fingerprint (hex) of this member's format, empty while it has none."""
         self._seeds = members
         self._dialer = dialer
+        self._own_format = own_format
         self._own = own_member
         self._on_gone = on_gone
         self._links: dict[str, _Link] = {}
@@ -160,7 +197,7 @@ class MemberView:
                 self._links.pop(address).end()
             for address in seeds:
                 if address not in self._links:
-                    self._links[address] = _Link(address, self._dialer)
+                    self._links[address] = _Link(address, self._dialer, self._own_format)
                     self._links[address].start()
         for address in gone:
             self._on_gone(address)

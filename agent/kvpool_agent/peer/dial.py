@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
@@ -50,6 +51,19 @@ class Dialer:
         if not isinstance(message, frames.Welcome) or tail_length:
             raise PeerError(f"no handshake: the peer answered {type(message).__name__}")
         return message
+
+    @staticmethod
+    def describe(connection: Connection, fingerprint: str) -> dict[str, Any]:
+        """The fields of the member's format, whose fingerprint (hex) it has told; empty where it does not say."""
+        connection.send(frames.Describe())
+        message, tail_length = connection.receive()
+        if not isinstance(message, frames.Described) or tail_length > frames.MAX_FIELDS:
+            raise PeerError(f"bad answer to describe: {type(message).__name__} with {tail_length} bytes")
+        tail = connection.read(tail_length)
+        try:
+            return frames.unpack_fields(tail, fingerprint) if tail else {}
+        except frames.FrameError as error:
+            raise PeerError(str(error)) from None
 
     def locate(self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """For each key whether the member holds it."""
