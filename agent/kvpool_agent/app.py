@@ -68,8 +68,10 @@ class Agent:
         usable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._slabs = Slabs(memory, usable_at)
         self._dialer = Dialer(self._identity)
-        self._members = MemberView(config.members, self._dialer, place.member, self._gone, self._own_format)
         self._breakers = Breakers(self._account)
+        self._members = MemberView(
+            config.members, self._dialer, place.member, self._gone, self._breakers.forget, self._own_format
+        )
         self._locator = Locator(self._members, self._dialer, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)

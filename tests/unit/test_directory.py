@@ -31,10 +31,11 @@ class Empty:
     def __init__(self, member: str, held: bytes = b"", fingerprint: bytes = FORMAT) -> None:
         self.member, self.held, self.fingerprint = member, held, fingerprint
         self.fields, self.described, self.pings = b"", 0, 0
+        self.incarnation = "inc"
 
     def welcome(self, version: int) -> frames.Welcome:
         self.pings += 1
-        return frames.Welcome(version, self.member, "inc", "Ready(warm)", self.fingerprint.hex(), 1)
+        return frames.Welcome(version, self.member, self.incarnation, "Ready(warm)", self.fingerprint.hex(), 1)
 
     def holds(self, fingerprint: bytes, keys: list[bytes]) -> list[bool]:
         return [key == self.held for key in keys]
@@ -70,10 +71,13 @@ def make_view(members_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     made: list[MemberView] = []
 
     def make(
-        own: str = "own", on_gone: Callable[[str], None] = lambda _: None, own_format: Callable[[], str] = str
+        own: str = "own",
+        on_gone: Callable[[str], None] = lambda _: None,
+        on_other: Callable[[str], None] = lambda _: None,
+        own_format: Callable[[], str] = str,
     ) -> MemberView:
         dialer = Dialer(Identity("pool", own, "inc"))
-        made.append(MemberView(Members(file=str(members_file)), dialer, own, on_gone, own_format))
+        made.append(MemberView(Members(file=str(members_file)), dialer, own, on_gone, on_other, own_format))
         made[-1].start()
         return made[-1]
 
@@ -181,6 +185,26 @@ def test_a_member_of_another_format_is_asked_for_its_fields_once(
         assert all(member.live for member in members.all())
         other.fingerprint = FORMAT
         wait_for("our format", lambda: not any(member.fields for member in members.all()), 10, 0.01)
+
+
+@pytest.mark.parametrize("next_one", [("other", "inc"), ("peer", "next")], ids=["member", "incarnation"])
+def test_somebody_else_at_an_address_is_told_and_a_connection_has_one_end(
+    members_file: Path, make_view: Callable[..., MemberView], next_one: tuple[str, str]
+) -> None:
+    told: list[str] = []
+    source = Empty("peer")
+    with serving(source) as (_, address):
+        members_file.write_text(f"{address}\n")
+        members = make_view(on_other=told.append)
+        wait_for("live", lambda: members.live(FORMAT), 10, 0.01)
+        (before,) = members.all()
+        source.member, source.incarnation = next_one  # an answer that the connection's own handshake contradicts
+        wait_for("told", lambda: told, 10, 0.01)
+        wait_for("known", lambda: members.live(FORMAT), 10, 0.01)
+    (after,) = members.all()
+    assert before.welcome is not None and after.welcome is not None
+    assert (after.welcome.member, after.welcome.incarnation) == next_one
+    assert told == [address]
 
 
 def test_settle_waits_for_seeds_that_are_not_there_no_longer_than_their_first_try(

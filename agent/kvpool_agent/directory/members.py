@@ -60,10 +60,13 @@ def read_seeds(members: Members) -> list[str]:
 class _Link(threading.Thread):
     """Keeps one address's connection and its member's last answer."""
 
-    def __init__(self, address: str, dialer: Dialer, own_format: Callable[[], str]) -> None:
+    def __init__(
+        self, address: str, dialer: Dialer, own_format: Callable[[], str], on_other: Callable[[str], None]
+    ) -> None:
         super().__init__(name="kvpool-member", daemon=True)
         self._dialer = dialer
         self._own_format = own_format
+        self._on_other = on_other
         self._described: tuple[str, str, str] | None = None  # the member, incarnation and format asked about
         self._fields: Mapping[str, Any] = {}
         self._ended = threading.Event()
@@ -78,6 +81,7 @@ class _Link(threading.Thread):
             try:
                 if connection is None:
                     connection, welcome = self._dialer.handshake(address)
+                    self._compare(welcome)
                 else:
                     connection.settimeout(HANDSHAKE_SECONDS)
                     connection.send(frames.Ping())
@@ -91,11 +95,19 @@ class _Link(threading.Thread):
                 if connection is not None:
                     connection.close()
                     connection = None
+                self._dialer.drop_idle(address)  # whoever is at their other end did not answer here
                 self.member = Member(address, False, self.member.welcome, str(error))
             self.tried.set()
             self._ended.wait(REFRESH_SECONDS)
         if connection is not None:
             connection.close()
+
+    def _compare(self, welcome: frames.Welcome) -> None:
+        """Tells when somebody else than before is at this address: what is known of that one is not true of this."""
+        before = self.member.welcome
+        if before is not None and (before.member, before.incarnation) != (welcome.member, welcome.incarnation):
+            log.info("%s is now %s, incarnation %s", self.member.address, welcome.member, welcome.incarnation)
+            self._on_other(self.member.address)
 
     def _describe(self, connection: Connection, welcome: frames.Welcome) -> bool:
         """Asks for the fields of a format that is not ours, once; whether the connection can go on. A peer that can't
@@ -129,14 +141,17 @@ class MemberView:
         dialer: Dialer,
         own_member: str,
         on_gone: Callable[[str], None],
-        own_format: Callable[[], str] = lambda: "",
+        on_other: Callable[[str], None],
+        own_format: Callable[[], str],
     ) -> None:
-        """own_format: the fingerprint (hex) of this member's format, empty while it has none."""
+        """on_gone: the address is no member's any more; on_other: another member or incarnation has come to it;
+        own_format: the fingerprint (hex) of this member's format, empty while it has none."""
         self._seeds = members
         self._dialer = dialer
         self._own_format = own_format
         self._own = own_member
         self._on_gone = on_gone
+        self._on_other = on_other
         self._links: dict[str, _Link] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -197,7 +212,7 @@ class MemberView:
                 self._links.pop(address).end()
             for address in seeds:
                 if address not in self._links:
-                    self._links[address] = _Link(address, self._dialer, self._own_format)
+                    self._links[address] = _Link(address, self._dialer, self._own_format, self._on_other)
                     self._links[address].start()
         for address in gone:
             self._on_gone(address)

@@ -28,6 +28,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._deadline: float | None = None
+        self.peer: tuple[str, str] | None = None  # member and incarnation, as the handshake on this connection said
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -1,4 +1,9 @@
-"""The asking side: idle connections kept by address, one request at a time on each, every one with a deadline."""
+"""The asking side: idle connections kept by address, one request at a time on each, every one with a deadline.
+
+An address is no identity: pods come and go behind it. Who is there is said by a connection's own handshake. When it
+names another member or incarnation than the last one did, idle connections of that one are closed, and a request that
+was meant for it fails instead of being asked of the newcomer.
+"""
 
 import threading
 import time
@@ -31,6 +36,7 @@ class Dialer:
         self._hello = frames.Hello(list(frames.VERSIONS), identity.pool, identity.member, identity.incarnation)
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
+        self._present: dict[str, tuple[str, str]] = {}
 
     def handshake(self, address: str, seconds: float = HANDSHAKE_SECONDS) -> tuple[Connection, frames.Welcome]:
         """A new connection, greeted."""
@@ -38,10 +44,16 @@ class Dialer:
         try:
             connection.settimeout(seconds)
             connection.send(self._hello)
-            return connection, self.expect_welcome(connection)
+            welcome = self.expect_welcome(connection)
         except PeerError:
             connection.close()
             raise
+        with self._lock:
+            changed = self._present.get(address) != connection.peer
+            self._present[address] = welcome.member, welcome.incarnation
+        if changed:
+            self.drop_idle(address)
+        return connection, welcome
 
     @staticmethod
     def expect_welcome(connection: Connection) -> frames.Welcome:
@@ -50,6 +62,10 @@ class Dialer:
             raise PeerError(f"refused: {message.reason}")
         if not isinstance(message, frames.Welcome) or tail_length:
             raise PeerError(f"no handshake: the peer answered {type(message).__name__}")
+        peer = message.member, message.incarnation
+        if connection.peer not in (None, peer):
+            raise PeerError("the peer has become another one in the middle of a connection")
+        connection.peer = peer
         return message
 
     @staticmethod
@@ -132,7 +148,11 @@ class Dialer:
             raise PeerError("the deadline has passed")
         connection = self._kept(address)
         if connection is None:
+            meant = self._present.get(address)
             connection, _ = self.handshake(address, min(seconds, HANDSHAKE_SECONDS))
+            if meant not in (None, connection.peer):
+                connection.close()
+                raise PeerError("another member, or another incarnation, has come to this address")
         connection.settimeout(seconds)
         try:
             yield connection
@@ -141,7 +161,7 @@ class Dialer:
             raise
         with self._lock:
             kept = self._idle.setdefault(address, [])
-            if len(kept) < IDLE_KEPT:
+            if len(kept) < IDLE_KEPT and self._present.get(address) == connection.peer:
                 kept.append(connection)
                 return
         connection.close()
@@ -157,7 +177,13 @@ class Dialer:
             connection.close()
 
     def forget(self, address: str) -> None:
-        """Closes the idle connections to an address that has gone."""
+        """Nobody is known at this address any more."""
+        with self._lock:
+            self._present.pop(address, None)
+        self.drop_idle(address)
+
+    def drop_idle(self, address: str) -> None:
+        """Closes the idle connections to an address: those of whom is not there any more, or does not answer."""
         with self._lock:
             idle = self._idle.pop(address, [])
         for connection in idle:
