@@ -44,7 +44,7 @@ def read_seeds(members: Members) -> list[str]:
     """host:port of every member. Raises SeedError."""
     if members.file:
         try:
-            lines = Path(members.file).read_text().splitlines()
+            lines = Path(members.file).read_text(errors="replace").splitlines()
         except OSError as error:
             raise SeedError(f"members file: {error}") from None
         return sorted({line.strip() for line in lines if line.strip() and not line.startswith("#")})[:MAX_ADDRESSES]

@@ -62,6 +62,8 @@ class Dialer:
             raise PeerError(f"refused: {message.reason}")
         if not isinstance(message, frames.Welcome) or tail_length:
             raise PeerError(f"no handshake: the peer answered {type(message).__name__}")
+        if message.version not in frames.VERSIONS:
+            raise PeerError(f"no handshake: the peer chose version {message.version}, which was not offered")
         peer = message.member, message.incarnation
         if connection.peer not in (None, peer):
             raise PeerError("the peer has become another one in the middle of a connection")
