@@ -59,6 +59,9 @@ class Memory:
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:  # noqa: ARG002
         return [key in self._keys for key in keys]
 
+    def description(self) -> bytes:
+        return b""
+
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:  # noqa: ARG002
         return []
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from aiohttp import web
 
 from kvpool_agent.account import Account
+from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Locator
-from kvpool_agent.directory.members import MemberView
+from kvpool_agent.directory.members import Member, MemberView
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.attach import EngineHandler, Hooks
@@ -25,6 +26,7 @@ from kvpool_agent.observe.engine import EngineWatch
 from kvpool_agent.observe.http import application
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.difference import differences
 from kvpool_agent.policy.readiness import Limits, Readiness
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
@@ -66,13 +68,22 @@ class Agent:
         usable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._slabs = Slabs(memory, usable_at)
         self._dialer = Dialer(self._identity)
-        self._members = MemberView(config.members, self._dialer, place.member, self._dialer.forget)
-        self._locator = Locator(self._members, self._dialer)
-        self._fetcher = Fetcher(self._dialer, self._account)
+        self._breakers = Breakers(self._account)
+        self._members = MemberView(
+            config.members, self._dialer, place.member, self._gone, self._breakers.forget, self._own_format
+        )
+        self._locator = Locator(self._members, self._dialer, self._breakers)
+        self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)
         self._store = StoreFlow(self._account)
         self._warmup = WarmupFlow(
-            config.prewarm, config.readiness, self._members, self._dialer, self._fetcher, self._account
+            config.prewarm,
+            config.readiness,
+            self._members,
+            self._dialer,
+            self._fetcher,
+            self._breakers,
+            self._account,
         )
         self._warming = False
         source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state)
@@ -159,6 +170,14 @@ class Agent:
         log.info("an engine of another format has come; the worker starts anew for it")
         self.stop()
 
+    def _gone(self, address: str) -> None:
+        self._dialer.forget(address)
+        self._breakers.forget(address)
+
+    def _own_format(self) -> str:
+        slab = self._slabs.current
+        return slab.fingerprint.hex() if slab is not None else ""
+
     # -- what people see -----------------------------------------------------------------------------
 
     def status(self) -> contract.AgentStatus:
@@ -172,18 +191,6 @@ class Agent:
                 foreign_blocks=slab.arena.foreign,
                 evicted_blocks=slab.arena.evicted,
             )
-        peers = [
-            contract.Peer(
-                address=m.address,
-                live=m.live,
-                member=m.welcome.member if m.welcome else "",
-                state=m.welcome.state if m.welcome else "",
-                format=m.welcome.format if m.welcome else "",
-                blocks=m.welcome.blocks if m.welcome else 0,
-                error=m.error,
-            )
-            for m in self._members.all()
-        ]
         return contract.AgentStatus(
             version=contract.VERSION,
             pool=self._identity.pool,
@@ -194,7 +201,7 @@ class Agent:
             attached=self._handler.sessions > 0,
             attaches=self._handler.attaches,
             engine_healthy=self._engine.healthy,
-            format=slab.fingerprint.hex() if slab is not None else "",
+            format=self._own_format(),
             format_fields=self._handler.format_fields,
             arena=arena,
             warm=self._warmup.progress.snapshot(self._readiness.added_seconds),
@@ -203,8 +210,24 @@ class Agent:
             transfers=self._account.transfers,
             misses=self._account.misses,
             counters=self._account.counters,
-            peers=peers,
+            peers=[self._peer(member) for member in self._members.all()],
             unknown_config_fields=list(self._decoded.unknown_fields),
             started_at=self._started_at,
             events=self._account.events,
+        )
+
+    def _peer(self, member: Member) -> contract.Peer:
+        welcome, slab = member.welcome, self._slabs.current
+        breaker, failures = self._breakers.view(member.address)
+        return contract.Peer(
+            address=member.address,
+            live=member.live,
+            member=welcome.member if welcome else "",
+            state=welcome.state if welcome else "",
+            format=welcome.format if welcome else "",
+            blocks=welcome.blocks if welcome else 0,
+            error=member.error,
+            breaker=breaker,
+            failures=failures,
+            differences=differences(slab.fields, member.fields) if slab is not None and member.fields else [],
         )

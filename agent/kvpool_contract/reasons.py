@@ -147,6 +147,11 @@ _TABLE = (
     # why a block was not loaded (its final answer was a miss)
     Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
     Reason(
+        "incompatible",
+        "All live members that hold blocks have another format than this engine.",
+        "See the fields that differ below the table of kvpool status; give the engines the same model and options.",
+    ),
+    Reason(
         "evicted",
         "The block was held when it was asked for and gone when it was needed.",
         "Raise tiers.memory.size, here or at the member that held it.",
@@ -170,6 +175,11 @@ _TABLE = (
         "directory_unreachable",
         "No member answered the lookup in time.",
         "Look at the network between the pods of the pool.",
+    ),
+    Reason(
+        "breaker_open",
+        "A member that may hold the block failed several times in a row, or was too slow, and is left alone for now.",
+        "Look at the peer in kvpool status, at its log and at the network to it; it is tried again by itself.",
     ),
     Reason(
         "no_room",

@@ -3,6 +3,7 @@ programs."""
 
 import io
 import json
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,7 @@ COLUMNS = ("MEMBER", "STATE", "WARM", "LOCAL", "SHARED", "COMPUTED", "SHARED IN"
 NOTHING = "-"
 FROM_PEERS = ("demand_in", "prewarm_in")  # what went out stands in the other side's row
 FORMAT_DIGITS = 8
+CLOSED = "closed"
 WIDTH = 200
 
 
@@ -42,7 +44,7 @@ def as_table(answers: list[Answer]) -> str:
     reasons = dict.fromkeys((answer.status.reason if answer.status else UNREACHABLE) for answer in answers)
     explained = [explain(reason) for reason in reasons if reason]
     errors = [f"{answer.member}: {answer.error}" for answer in answers if answer.error]
-    notes = [*explained, *errors]
+    notes = [*explained, *errors, *(note for answer in answers for note in _of_peers(answer))]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
@@ -62,6 +64,16 @@ def _row(member: str, status: AgentStatus) -> list[str]:
         status.format[:FORMAT_DIGITS] or NOTHING,
         status.reason or NOTHING,
     ]
+
+
+def _of_peers(answer: Answer) -> Iterator[str]:
+    """What keeps this member from using others as sources."""
+    for peer in answer.status.peers if answer.status else ():
+        name = f"{answer.member} → {peer.member or peer.address}"
+        if peer.breaker != CLOSED:
+            yield f"{name}: breaker {peer.breaker} after {peer.failures} failures in a row"
+        if peer.differences:
+            yield f"{name}: not the same format: {'; '.join(peer.differences)}"
 
 
 def _silent(member: str) -> list[str]:

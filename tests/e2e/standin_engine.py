@@ -74,8 +74,17 @@ class _Request:
 class StandInEngine:
     """`serve` may be called by one thread at a time, as a scheduler runs on one."""
 
-    def __init__(self, path: str, *, row_bytes: int = 4096, rows: int = 256, port: int = 0, model: str = "m") -> None:
-        self.row_bytes, self.rows = row_bytes, rows
+    def __init__(
+        self,
+        path: str,
+        *,
+        row_bytes: int = 4096,
+        rows: int = 256,
+        port: int = 0,
+        model: str = "m",
+        store_seconds: float = STORE_SECONDS,
+    ) -> None:
+        self.row_bytes, self.rows, self._store_seconds = row_bytes, rows, store_seconds
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
         self._memory = memoryview(mmap.mmap(self._file, rows * row_bytes))
@@ -123,6 +132,10 @@ class StandInEngine:
         """Empties the host pool, as if the engine had evicted everything."""
         self._held.clear()
         self._free = list(range(self.rows))
+
+    def overwrite(self) -> None:
+        """Makes every row another's, as an engine does with rows whose jobs have ended."""
+        self._memory[:] = b"\xa5" * len(self._memory)
 
     # -- the session's listener, as the tier is ------------------------------------------------------
 
@@ -238,7 +251,7 @@ class StandInEngine:
         offered = request.keys if request.offer_all else computed
         if offered:
             parents = dict(zip(request.keys[1:], request.keys, strict=False))
-            job = self._job(offered, is_load=False, seconds=STORE_SECONDS)
+            job = self._job(offered, is_load=False, seconds=self._store_seconds)
             header = {"verb": "store", "job": job, "rows": [self._held[key] for key in offered]}
             if not self.session.post(header, b"".join(k + parents.get(k, bytes(KEY_BYTES)) for k in offered)):
                 self.ledger.close(job, success=False)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvpool_cli.main import main
-from kvpool_contract.status import AgentStatus, Arena, EngineTokens, Hits, Transfer, Warm, encode_status
+from kvpool_contract.status import AgentStatus, Arena, EngineTokens, Hits, Peer, Transfer, Warm, encode_status
 
 
 def run(*arguments: str | Path) -> Result:
@@ -44,7 +44,13 @@ WARM = AgentStatus(
     },
     misses={},
     counters={},
-    peers=[],
+    peers=[
+        Peer("10.0.0.2:7700", True, "uid-b"),
+        Peer("10.0.0.3:7700", True, "uid-c", breaker="open", failures=4),
+        Peer(
+            "10.0.0.4:7700", True, "uid-d", differences=["dtype: float32 here, bfloat16 there", "rows: 1 here, 2 there"]
+        ),
+    ],
     unknown_config_fields=[],
     started_at=1.0,
     events=[],
@@ -61,6 +67,7 @@ COLD = AgentStatus(
         "warm": Warm(),
         "hits": Hits(),
         "transfers": {},
+        "peers": [],
     }
 )
 
@@ -163,6 +170,8 @@ def test_the_status_table(agents: list[str], tmp_path: Path) -> None:
                 "container's state and log.",
                 f"{agents[3]}: [Errno 111] Connection refused",
                 f"{agents[2]}: the agent's status has version 9, this command reads 1; update the older of the two",
+                f"{agents[0]} → uid-c: breaker open after 4 failures in a row",
+                f"{agents[0]} → uid-d: not the same format: dtype: float32 here, bfloat16 there; rows: 1 here, 2 there",
             )
         ],
     ]

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 from replica import wait_for
 
+from kvpool_agent.account import Account
 from kvpool_agent.directory import members as view
+from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Located, Locator, Segment, join_segments
 from kvpool_agent.directory.members import Member, MemberView, SeedError, read_seeds
 from kvpool_agent.peer import frames, serve
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.policy.breaker import FAILURES
 from kvpool_contract.config import Members
+from kvpool_contract.names import format_fingerprint
 
 FORMAT = b"f" * 16
 
@@ -26,12 +30,19 @@ class Empty:
 
     def __init__(self, member: str, held: bytes = b"", fingerprint: bytes = FORMAT) -> None:
         self.member, self.held, self.fingerprint = member, held, fingerprint
+        self.fields, self.described, self.pings = b"", 0, 0
+        self.incarnation = "inc"
 
     def welcome(self, version: int) -> frames.Welcome:
-        return frames.Welcome(version, self.member, "inc", "Ready(warm)", self.fingerprint.hex(), 1)
+        self.pings += 1
+        return frames.Welcome(version, self.member, self.incarnation, "Ready(warm)", self.fingerprint.hex(), 1)
 
     def holds(self, fingerprint: bytes, keys: list[bytes]) -> list[bool]:
         return [key == self.held for key in keys]
+
+    def description(self) -> bytes:
+        self.described += 1
+        return self.fields
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[object]:
         return []
@@ -59,9 +70,14 @@ def make_view(members_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     monkeypatch.setattr(view, "REFRESH_SECONDS", 0.02)
     made: list[MemberView] = []
 
-    def make(own: str = "own", on_gone: Callable[[str], None] = lambda _: None) -> MemberView:
+    def make(
+        own: str = "own",
+        on_gone: Callable[[str], None] = lambda _: None,
+        on_other: Callable[[str], None] = lambda _: None,
+        own_format: Callable[[], str] = str,
+    ) -> MemberView:
         dialer = Dialer(Identity("pool", own, "inc"))
-        made.append(MemberView(Members(file=str(members_file)), dialer, own, on_gone))
+        made.append(MemberView(Members(file=str(members_file)), dialer, own, on_gone, on_other, own_format))
         made[-1].start()
         return made[-1]
 
@@ -147,6 +163,50 @@ def test_a_member_that_stops_answering_is_not_live_and_comes_back_by_itself(
         again.close()
 
 
+def test_a_member_of_another_format_is_asked_for_its_fields_once(
+    members_file: Path, make_view: Callable[..., MemberView]
+) -> None:
+    fields = {"dtype": "bfloat16"}
+    other = Empty("other", fingerprint=format_fingerprint(fields))
+    other.fields = frames.pack_fields(fields)
+    mute = Empty("mute", fingerprint=b"m" * 16)
+    mute.fields = b'{"dtype":"of another format than it has"}'
+    with serving(other) as (_, first), serving(mute) as (_, second), serving(Empty("same")) as (_, third):
+        members_file.write_text(f"{first}\n{second}\n{third}\n")
+        formats = [""]  # no engine has attached yet
+        members = make_view(own_format=lambda: formats[0])
+        wait_for("pings", lambda: min(other.pings, mute.pings) > 2, 10, 0.01)
+        assert (other.described, mute.described) == (0, 0)
+        formats[0] = FORMAT.hex()
+        wait_for("fields", lambda: [m for m in members.all() if m.fields == fields], 10, 0.01)
+        before = other.pings, mute.pings
+        wait_for("more pings", lambda: other.pings > before[0] + 5 and mute.pings > before[1] + 5, 10, 0.01)
+        assert (other.described, mute.described) == (1, 1)
+        assert all(member.live for member in members.all())
+        other.fingerprint = FORMAT
+        wait_for("our format", lambda: not any(member.fields for member in members.all()), 10, 0.01)
+
+
+@pytest.mark.parametrize("next_one", [("other", "inc"), ("peer", "next")], ids=["member", "incarnation"])
+def test_somebody_else_at_an_address_is_told_and_a_connection_has_one_end(
+    members_file: Path, make_view: Callable[..., MemberView], next_one: tuple[str, str]
+) -> None:
+    told: list[str] = []
+    source = Empty("peer")
+    with serving(source) as (_, address):
+        members_file.write_text(f"{address}\n")
+        members = make_view(on_other=told.append)
+        wait_for("live", lambda: members.live(FORMAT), 10, 0.01)
+        (before,) = members.all()
+        source.member, source.incarnation = next_one  # an answer that the connection's own handshake contradicts
+        wait_for("told", lambda: told, 10, 0.01)
+        wait_for("known", lambda: members.live(FORMAT), 10, 0.01)
+    (after,) = members.all()
+    assert before.welcome is not None and after.welcome is not None
+    assert (after.welcome.member, after.welcome.incarnation) == next_one
+    assert told == [address]
+
+
 def test_settle_waits_for_seeds_that_are_not_there_no_longer_than_their_first_try(
     members_file: Path, make_view: Callable[..., MemberView]
 ) -> None:
@@ -165,17 +225,19 @@ def test_a_lookup_asks_all_live_members_and_names_the_reason_where_the_run_ends(
     with serving(Empty("a", keys[0])) as (first, a), serving(Empty("b", keys[1])) as (_, b):
         members_file.write_text(f"{a}\n{b}\n")
         members = make_view()
-        locator = Locator(members, dialer)
+        locator = Locator(members, dialer, Breakers(Account()))
         wait_for("two live members", lambda: len(members.live(FORMAT)) == 2, 10, 0.01)
         deadline = float("inf")
         both = (Segment(a, 0, 1), Segment(b, 1, 2))
         assert locator.locate(FORMAT, keys, deadline) == Located(both, "never_published")
         assert locator.locate(FORMAT, keys[:2], deadline) == Located(both, "")
-        assert locator.locate(b"g" * 16, keys, deadline) == Located((), "never_published")
+        assert locator.locate(b"g" * 16, keys, deadline) == Located((), "incompatible")
         first.close()
         frozen = Member(a, True, Empty("a").welcome(1))
         members.live = lambda _fingerprint: [frozen]  # type: ignore[method-assign,assignment]
-        assert locator.locate(FORMAT, keys, deadline) == Located((), "directory_unreachable")
+        for _ in range(FAILURES):
+            assert locator.locate(FORMAT, keys, deadline) == Located((), "directory_unreachable")
+        assert locator.locate(FORMAT, keys, deadline) == Located((), "breaker_open")  # asked no more
         locator.close()
     dialer.close()
 

@@ -21,7 +21,7 @@ def test_every_guarantee_names_a_test_that_exists() -> None:
     assert len(named) >= 10
     rows = [line for part in page.split("\n\n") if "|---|" in part for line in part.splitlines()]
     for path, test in named:
-        assert sum(f"`{path}::{test}`" in row for row in rows) == 1, f"{test} stands in no table, or in two"
+        assert sum(f"`{path}::{test}`" in row for row in rows) >= 1, f"{test} stands in no table"
     for path, test in named:
         assert f"def {test}(" in (REPOSITORY / path).read_text(), f"{path} has no {test}"
 

@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvpool_agent.account import Account
-from kvpool_agent.flows.fetch import Fetcher, InFlight, Wanted
-from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.flows import fetch as fetch_flow
+from kvpool_agent.flows.fetch import (
+    BUSY_TRIES,
+    LEAST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Fetcher,
+    InFlight,
+    Wanted,
+)
+from kvpool_agent.peer.connection import PeerBusy, PeerError
+from kvpool_agent.policy.breaker import FAILURES, FIRST_PAUSE_SECONDS
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
@@ -58,7 +68,7 @@ def slab() -> Slab:
 
 def fetcher(source: Source) -> tuple[Fetcher, Account]:
     account = Account()
-    return Fetcher(source, account), account  # type: ignore[arg-type]
+    return Fetcher(source, Breakers(account), account), account  # type: ignore[arg-type]
 
 
 def soon() -> float:
@@ -97,11 +107,16 @@ def test_what_came_before_a_fault_is_kept_and_the_other_slots_are_free_again(sla
 
 @pytest.mark.parametrize(
     ("error", "late", "reason"),
-    [("refused: busy", False, "busy"), ("reset", False, "transfer_failed"), ("timed out", True, "deadline")],
+    [
+        (PeerBusy(0.0), False, "busy"),
+        (PeerError("reset"), False, "transfer_failed"),
+        (PeerError("timed out"), True, "deadline"),
+    ],
+    ids=["busy", "reset", "late"],
 )
-def test_each_fault_has_its_reason(slab: Slab, error: str, late: bool, reason: str) -> None:
+def test_each_fault_has_its_reason(slab: Slab, error: PeerError, late: bool, reason: str) -> None:
     def fails(*_: object) -> None:
-        raise PeerError(error)
+        raise error
 
     made, _ = fetcher(Source(fails))
     assert made.fetch(slab, "peer", wanted(0), "demand", 0.0 if late else soon()) == reason
@@ -209,3 +224,105 @@ def test_waiting_for_a_block_on_its_way_ends_at_the_deadline() -> None:
     flight.settle(mine)
     flight.wait_for([key(1)], soon())
     assert flight.claim(wanted(1)) == wanted(1)
+
+
+def test_a_peer_that_fails_again_and_again_is_not_asked_until_its_pause_is_over(slab: Slab) -> None:
+    now = 0.0
+    account = Account()
+    breakers = Breakers(account, lambda: now)
+    source = Source(lambda *_: None)  # promises all and sends nothing
+    made = Fetcher(source, breakers, account)  # type: ignore[arg-type]
+    reasons = [made.fetch(slab, "peer", wanted(0), "demand", soon()) for _ in range(5)]
+    assert reasons == ["evicted"] * 3 + ["breaker_open"] * 2
+    assert (len(source.asked), slab.arena.used_slots, breakers.view("peer")) == (3, 0, ("open", 3))
+    assert made.fetch(slab, "other", wanted(1), "demand", soon()) == "evicted"  # another's breaker is its own
+    assert account.counters == {"breaker_opened": 1, "fetch_breaker_open": 2}
+    now = FIRST_PAUSE_SECONDS
+    source.send = whole
+    assert made.fetch(slab, "peer", wanted(0), "demand", soon()) == ""
+    assert breakers.view("peer") == ("closed", 0)
+
+
+def test_bytes_that_fail_their_tag_count_against_the_peer(slab: Slab) -> None:
+    made, account = fetcher(Source(lambda index, one, land: whole(index, one, land, tag=b"x" * 16)))
+    for _ in range(4):
+        made.fetch(slab, "peer", wanted(0), "demand", soon())
+    assert account.counters["tag_failures"] == 3
+    assert account.counters["breaker_opened"] == 1
+
+
+def test_whoever_comes_to_an_address_next_starts_with_a_clean_slate() -> None:
+    breakers = Breakers(Account())
+    for _ in range(FAILURES):
+        breakers.failed("address")
+    assert not breakers.usable("address")
+    breakers.forget("address")
+    assert breakers.usable("address") and breakers.begin("address")
+
+
+def test_a_busy_source_is_asked_again_after_the_pause_that_it_named(
+    slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(fetch_flow, "time", Clock(pauses))
+    refused = iter([0.3, 0.0, 60.0, float("nan")])
+
+    def busy_at_first(index: int, one: bytes, land: Land) -> None:
+        if (pause := next(refused, None)) is not None:
+            raise PeerBusy(pause)
+        whole(index, one, land)
+
+    source = Source(busy_at_first)
+    made, account = fetcher(source)
+    assert made.fetch(slab, "peer", wanted(0, 1), "demand", time.monotonic() + 20) == ""
+    assert (held(slab), len(source.asked)) == ([0, 1], 5)
+    assert pauses == [
+        0.3,
+        LEAST_PAUSE_SECONDS,
+        LONGEST_PAUSE_SECONDS,
+        LEAST_PAUSE_SECONDS,
+    ]  # what a source may ask for is bounded
+    assert account.counters == {"fetch_asked_again": 4}
+
+
+def test_a_source_that_stays_busy_is_asked_a_bounded_number_of_times(
+    slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise PeerBusy(0.2)
+
+    pauses: list[float] = []
+    monkeypatch.setattr(fetch_flow, "time", Clock(pauses))
+    source = Source(busy)
+    made, account = fetcher(source)
+    assert made.fetch(slab, "peer", wanted(0), "demand", soon()) == "busy"
+    assert (len(source.asked), len(pauses), slab.arena.used_slots) == (BUSY_TRIES + 1, BUSY_TRIES, 0)
+    assert account.counters == {"fetch_asked_again": BUSY_TRIES, "fetch_busy": 1}
+    assert made.fetch(slab, "peer", wanted(0), "prewarm", soon()) == "busy"  # asks again at a pace of its own
+    assert (len(source.asked), len(pauses)) == (BUSY_TRIES + 2, BUSY_TRIES)
+
+
+def test_a_busy_source_is_not_waited_for_beyond_the_deadline(slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object) -> None:
+        raise PeerBusy(1.5)
+
+    pauses: list[float] = []
+    clock = Clock(pauses)
+    monkeypatch.setattr(fetch_flow, "time", clock)
+    made, _ = fetcher(Source(busy))
+    assert made.fetch(slab, "peer", wanted(0), "demand", clock.monotonic() + 4.0) == "busy"
+    assert pauses == [1.5, 1.5]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self, pauses: list[float]) -> None:
+        self._now, self._pauses = time.monotonic(), pauses
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._pauses.append(seconds)
+        self._now += seconds

@@ -8,6 +8,7 @@ import pytest
 
 from kvpool_agent.peer import frames
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_contract.names import format_fingerprint
 
 MESSAGES: list[frames.AnyMessage] = [
     frames.Hello([1, 2], "pool", "member", "inc"),
@@ -21,6 +22,8 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.FetchEnd(),
     frames.Hot(b"f" * 16, 100),
     frames.HotList(),
+    frames.Describe(),
+    frames.Described(),
 ]
 
 
@@ -98,6 +101,28 @@ def test_a_hot_list_comes_back_with_its_roots_as_roots() -> None:
     assert frames.unpack_hot(frames.pack_hot(blocks + zero_parent)) == blocks + zero_parent
     with pytest.raises(frames.FrameError):
         frames.unpack_hot(b"x")
+
+
+def test_fields_come_back_and_only_those_of_the_format_that_was_told() -> None:
+    fields = {"dtype": "float32", "parallel": {"tensor": 2}, "groups": [["layer.0"]], "seed": ""}
+    told = format_fingerprint(fields).hex()
+    assert frames.unpack_fields(frames.pack_fields(fields), told) == fields
+    deep = b'{"a":' + b"[" * 30_000
+    for tail in (
+        frames.pack_fields({**fields, "dtype": "bfloat16"}),
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b'{"a":"\\ud800"}',
+        deep,
+    ):
+        with pytest.raises(frames.FrameError):
+            frames.unpack_fields(tail, told)
+
+
+def test_fields_over_the_limit_are_not_told() -> None:
+    assert frames.pack_fields({"x": "y" * frames.MAX_FIELDS}) == frames.pack_fields(None) == b""
 
 
 @pytest.mark.parametrize(("offered", "chosen"), [([1], 1), ([3, 1, 2], 1), ([2], None), ([], None), ([0, -1], None)])

@@ -23,11 +23,12 @@ class Shelf:
 
     def __init__(self, held: Sequence[int] = range(6), pool: str = "pool") -> None:
         self.pool = pool
+        self.identity = ("source", "inc")
         self.data = {KEYS[n]: bytes([n]) * 100_000 for n in held}
         self.before: Callable[[int], None] = lambda _index: None
 
     def welcome(self, version: int) -> frames.Welcome:
-        return frames.Welcome(version, "source", "inc", "Ready(warm)", FORMAT.hex(), len(self.data))
+        return frames.Welcome(version, *self.identity, "Ready(warm)", FORMAT.hex(), len(self.data))
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
         return [fingerprint == FORMAT and key in self.data for key in keys]
@@ -294,3 +295,71 @@ def test_a_tail_that_nobody_wants_is_skipped() -> None:
     sender.join()
     left.close()
     connection.close()
+
+
+@pytest.mark.parametrize("identity", [("other", "inc"), ("source", "next")], ids=["member", "incarnation"])
+def test_a_request_meant_for_one_member_is_not_asked_of_the_next_at_its_address(
+    dialer: Dialer, shelf: Shelf, address: str, identity: tuple[str, str]
+) -> None:
+    dialer.locate(address, FORMAT, KEYS, WAIT)
+    shelf.identity = identity
+    assert dialer.locate(address, FORMAT, KEYS, WAIT) == [True] * 6  # the open connection ends at the first one still
+    dialer.drop_idle(address)
+    landed = Landed()
+    with pytest.raises(PeerError, match="has come to this address"):
+        fetch(dialer, address, landed)
+    assert landed.blocks == []
+    fetch(dialer, address, landed)  # meant for the one that is known now
+    assert len(landed.blocks) == 6
+
+
+def test_idle_connections_to_an_incarnation_that_is_no_more_are_dropped(
+    dialer: Dialer, shelf: Shelf, server: serve.PeerServer, address: str
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(index: int) -> None:
+        inside.set()
+        assert go_on.wait(WAIT)
+
+    dialer.locate(address, FORMAT, KEYS, WAIT)
+    shelf.before = hold
+    thread = threading.Thread(target=fetch, args=(dialer, address, Landed()))
+    thread.start()
+    assert inside.wait(WAIT)
+    dialer._idle[address] = [dialer.handshake(address, WAIT)[0]]
+    (idle,) = dialer._idle[address]
+    shelf.identity = ("source", "next")
+    newer, _ = dialer.handshake(address, WAIT)
+    assert not idle.quiet  # closed
+    go_on.set()
+    thread.join()
+    assert not dialer._idle.get(address)  # what was lent to the old one is not kept either
+    newer.close()
+
+
+def test_blocks_out_of_order_or_twice_end_the_fetch_and_what_came_is_kept(dialer: Dialer) -> None:
+    for order in ([0, 0], [1, 0], [0, 6]):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+
+            def answer(listening: socket.socket = listening, order: list[int] = order) -> None:
+                sock, _ = listening.accept()
+                connection = Connection(sock)
+                connection.settimeout(WAIT)
+                connection.receive()
+                connection.send(frames.Welcome(1, "m", "i", "Ready(warm)", "", 1))
+                connection.read(connection.receive()[1])
+                with suppress(PeerError):
+                    for index in order:
+                        connection.send(frames.Block(index, b"t" * 16), b"data")
+                with suppress(PeerError):
+                    connection.receive()
+                connection.close()
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            landed = Landed()
+            with pytest.raises(PeerError, match="bad answer to a fetch: Block"):
+                fetch(dialer, f"127.0.0.1:{listening.getsockname()[1]}", landed)
+            thread.join()
+            assert [index for index, _ in landed.blocks] == order[:1]

@@ -26,9 +26,9 @@ CALLS = {
 # functions that return or assign a reason, by file
 RETURNS = {
     "flows/warmup.py": {"_warm", "run"},
-    "flows/fetch.py": {"fetch", "_fetch"},
+    "flows/fetch.py": {"fetch", "_fetch", "_fault"},
     "flows/lookup.py": {"plan", "_bring"},
-    "directory/locate.py": {"locate"},
+    "directory/locate.py": {"locate", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},
     "policy/readiness.py": {"__init__", "attached", "tick", "warmed"},
@@ -96,6 +96,7 @@ def test_every_reason_that_the_code_gives_is_in_the_table() -> None:
     # the scan sees what it should: reasons of every kind
     assert {
         "geometry_refused", "busy", "never_published", "transfer_failed", "no_room", "evicted", "deadline",
+        "breaker_open", "incompatible",
         "directory_unreachable", "nothing_to_warm", "warm_deadline", "arena_lost", "not_attached", "no_shm_room",
         "multi_host", "foreign_connector", "config_refused", "tier_failed", "peer_version", "other_pool",
     } <= set(found)  # fmt: skip

@@ -34,7 +34,7 @@ def full(**change: Any) -> AgentStatus:
         "transfers": {"demand_in": Transfer(3, 12288), "store_in": Transfer(2, 8192)},
         "misses": {"evicted": 4, "never_published": 6},
         "counters": {"plans": 11},
-        "peers": [contract.Peer("10.0.0.1:7700", True, "uid-b", "Ready(warm)", "ab" * 16, 12)],
+        "peers": [contract.Peer("10.0.0.1:7700", True, "uid-b", "Ready(warm)", "ab" * 16, 12, "", "open", 3)],
         "unknown_config_fields": ["later"],
         "started_at": 1000.5,
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
@@ -86,6 +86,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_warm_blocks{step="loaded"}': 9,
         "kvpool_added_seconds": 0.5,
         "kvpool_live_members": 1,
+        "kvpool_open_breakers": 1,
     }
     assert {name: float(value) for name, value in values.items()} == expected
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvpool_agent.account import Account
+from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.members import Member
 from kvpool_agent.flows import warmup
 from kvpool_agent.flows.fetch import InFlight, Wanted
@@ -73,7 +74,7 @@ def warm(pool: Pool, bounds: Prewarm | None = None, **readiness: float) -> tuple
     slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), Arena(SLOTS))
     account = Account()
     limits = Readiness(**readiness)  # type: ignore[arg-type]
-    flow = WarmupFlow(bounds or Prewarm(), limits, pool, pool, pool, account)  # type: ignore[arg-type]
+    flow = WarmupFlow(bounds or Prewarm(), limits, pool, pool, pool, Breakers(account), account)  # type: ignore[arg-type]
     said: list[str] = []
     done = threading.Event()
     flow.start(slab, lambda reason: (said.append(reason), done.set()))

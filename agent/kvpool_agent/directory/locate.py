@@ -1,5 +1,7 @@
 """Who holds a chain: every live member of the format is asked at once, each with the same short deadline.
 
+A member whose breaker is open is not asked: it would cost the lookup its wait, or promise what it does not serve.
+
 The answer is a hint: a FETCH says the truth block by block, and the hit is cut at the first gap.
 """
 
@@ -9,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.members import Member, MemberView
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
@@ -64,18 +67,20 @@ def join_segments(held: dict[str, Sequence[bool]], length: int) -> tuple[Segment
 class Locator:
     """`locate(chain)` over the live members."""
 
-    def __init__(self, members: MemberView, dialer: Dialer) -> None:
+    def __init__(self, members: MemberView, dialer: Dialer, breakers: Breakers) -> None:
         self._members = members
         self._dialer = dialer
+        self._breakers = breakers
         self._pool = ThreadPoolExecutor(MAX_ASKED, "kvpool-locate")
 
     def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
         """deadline: on the monotonic clock; an answer is waited for a second at most."""
         chain = chain[:MAX_KEYS]
-        asked = self._members.live(fingerprint)[:MAX_ASKED]
-        if not asked:
-            return Located((), "never_published")
+        live = self._members.live(fingerprint)
+        asked = [member for member in live if self._breakers.usable(member.address)][:MAX_ASKED]
         seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
+        if not asked or seconds <= 0:
+            return Located((), "breaker_open" if live and not asked else self._nobody())
         futures: dict[Future[list[bool]], Member] = {
             self._pool.submit(self._dialer.locate, member.address, fingerprint, chain, seconds): member
             for member in asked
@@ -83,16 +88,27 @@ class Locator:
         done, late = wait(futures, timeout=seconds)
         held: dict[str, Sequence[bool]] = {}
         silent = len(late)
+        for future in late:
+            self._breakers.silent(futures[future].address)
         for future in done:
+            address = futures[future].address
             try:
-                held[futures[future].address] = future.result()
+                held[address] = future.result()
+                self._breakers.answered(address)
             except PeerError as error:
                 silent += 1
-                log.debug("lookup at %s: %s", futures[future].address, error)
+                self._breakers.silent(address)
+                log.debug("lookup at %s: %s", address, error)
         segments = join_segments(held, len(chain))
         complete = bool(segments) and segments[-1].end == len(chain)
-        reason = "" if complete else "directory_unreachable" if silent else "never_published"
+        rest_reason = "breaker_open" if len(asked) < len(live) else "never_published"
+        reason = "" if complete else "directory_unreachable" if silent else rest_reason
         return Located(segments, reason)
+
+    def _nobody(self) -> str:
+        """Why there is no member to ask: others hold blocks, but none that this engine could use."""
+        holding = any(m.live and m.welcome is not None and m.welcome.blocks for m in self._members.all())
+        return "incompatible" if holding else "never_published"
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

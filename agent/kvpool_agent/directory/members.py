@@ -8,9 +8,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError
@@ -29,19 +30,21 @@ class SeedError(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """A member at an address; `welcome` is its last answer, `live` whether that is fresh, `error` what went wrong."""
+    """A member at an address; `welcome` is its last answer, `live` whether that is fresh, `error` what went wrong;
+    `fields`: those of its format where it is another one than ours."""
 
     address: str
     live: bool = False
     welcome: frames.Welcome | None = None
     error: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_seeds(members: Members) -> list[str]:
     """host:port of every member. Raises SeedError."""
     if members.file:
         try:
-            lines = Path(members.file).read_text().splitlines()
+            lines = Path(members.file).read_text(errors="replace").splitlines()
         except OSError as error:
             raise SeedError(f"members file: {error}") from None
         return sorted({line.strip() for line in lines if line.strip() and not line.startswith("#")})[:MAX_ADDRESSES]
@@ -57,9 +60,15 @@ def read_seeds(members: Members) -> list[str]:
 class _Link(threading.Thread):
     """Keeps one address's connection and its member's last answer."""
 
-    def __init__(self, address: str, dialer: Dialer) -> None:
+    def __init__(
+        self, address: str, dialer: Dialer, own_format: Callable[[], str], on_other: Callable[[str], None]
+    ) -> None:
         super().__init__(name="kvpool-member", daemon=True)
         self._dialer = dialer
+        self._own_format = own_format
+        self._on_other = on_other
+        self._described: tuple[str, str, str] | None = None  # the member, incarnation and format asked about
+        self._fields: Mapping[str, Any] = {}
         self._ended = threading.Event()
         self.member = Member(address)
         self.tried = threading.Event()
@@ -72,21 +81,52 @@ class _Link(threading.Thread):
             try:
                 if connection is None:
                     connection, welcome = self._dialer.handshake(address)
+                    self._compare(welcome)
                 else:
                     connection.settimeout(HANDSHAKE_SECONDS)
                     connection.send(frames.Ping())
                     welcome = self._dialer.expect_welcome(connection)
                 self.answered_at = time.monotonic()
-                self.member = Member(address, True, welcome)
+                if not self._describe(connection, welcome):
+                    connection.close()
+                    connection = None
+                self.member = Member(address, True, welcome, fields=self._fields)
             except PeerError as error:
                 if connection is not None:
                     connection.close()
                     connection = None
+                self._dialer.drop_idle(address)  # whoever is at their other end did not answer here
                 self.member = Member(address, False, self.member.welcome, str(error))
             self.tried.set()
             self._ended.wait(REFRESH_SECONDS)
         if connection is not None:
             connection.close()
+
+    def _compare(self, welcome: frames.Welcome) -> None:
+        """Tells when somebody else than before is at this address: what is known of that one is not true of this."""
+        before = self.member.welcome
+        if before is not None and (before.member, before.incarnation) != (welcome.member, welcome.incarnation):
+            log.info("%s is now %s, incarnation %s", self.member.address, welcome.member, welcome.incarnation)
+            self._on_other(self.member.address)
+
+    def _describe(self, connection: Connection, welcome: frames.Welcome) -> bool:
+        """Asks for the fields of a format that is not ours, once; whether the connection can go on. A peer that can't
+        say is as live as before: the fields are for people."""
+        own = self._own_format()
+        if not own or welcome.format in ("", own):
+            self._fields = {}
+            self._described = None
+            return True
+        asked = (welcome.member, welcome.incarnation, welcome.format)
+        if asked == self._described:
+            return True
+        self._described, self._fields = asked, {}
+        try:
+            self._fields = self._dialer.describe(connection, welcome.format)
+        except PeerError as error:
+            log.debug("%s does not say its format: %s", self.member.address, error)
+            return False
+        return True
 
     def end(self) -> None:
         self._ended.set()
@@ -95,11 +135,23 @@ class _Link(threading.Thread):
 class MemberView:
     """All members but this one."""
 
-    def __init__(self, members: Members, dialer: Dialer, own_member: str, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        dialer: Dialer,
+        own_member: str,
+        on_gone: Callable[[str], None],
+        on_other: Callable[[str], None],
+        own_format: Callable[[], str],
+    ) -> None:
+        """on_gone: the address is no member's any more; on_other: another member or incarnation has come to it;
+        own_format: the fingerprint (hex) of this member's format, empty while it has none."""
         self._seeds = members
         self._dialer = dialer
+        self._own_format = own_format
         self._own = own_member
         self._on_gone = on_gone
+        self._on_other = on_other
         self._links: dict[str, _Link] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -160,7 +212,7 @@ class MemberView:
                 self._links.pop(address).end()
             for address in seeds:
                 if address not in self._links:
-                    self._links[address] = _Link(address, self._dialer)
+                    self._links[address] = _Link(address, self._dialer, self._own_format, self._on_other)
                     self._links[address].start()
         for address in gone:
             self._on_gone(address)

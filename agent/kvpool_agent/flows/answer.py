@@ -38,6 +38,10 @@ class OwnBlocks:
         slab = self._slabs.of(fingerprint)
         return slab.arena.held(keys) if slab is not None else [False] * len(keys)
 
+    def description(self) -> bytes:
+        slab = self._slabs.current
+        return frames.pack_fields(slab.fields if slab is not None else None)
+
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
         slab = self._slabs.of(fingerprint)
         if slab is None:

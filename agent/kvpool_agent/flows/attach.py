@@ -85,22 +85,24 @@ class EngineHandler:
         if version is None:
             raise Refusal("engine_port_version")
         fields, rows, row_bytes = header["format"], header["rows"], header["row_bytes"]
-        hash_bytes, groups = header["hash_bytes"], int(header.get("groups", 1))
+        hash_bytes, groups = header["hash_bytes"], header.get("groups", 1)
         if not (
             isinstance(fields, dict)
             and all(isinstance(n, int) and n > 0 for n in (rows, row_bytes, hash_bytes))
+            and isinstance(groups, int)
             and row_bytes <= MAX_ROW_BYTES
             and hash_bytes <= 256
             and len(frame.descriptors) == 1
         ):
             raise Refusal("geometry_refused")
+        fingerprint = format_fingerprint(fields)  # all that can fail on what a client says comes before the mapping
         try:
             mapping = ReadOnlyMapping(frame.descriptors[0], rows * row_bytes)
         except OSError as error:
             log.warning("host pool: %s", error)
             raise Refusal("geometry_refused") from None
         try:
-            slab = self._slabs.open(format_fingerprint(fields), fields, row_bytes)
+            slab = self._slabs.open(fingerprint, fields, row_bytes)
         except NoRoom:
             mapping.close()
             raise Refusal("arena_too_small") from None

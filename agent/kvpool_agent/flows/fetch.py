@@ -1,7 +1,8 @@
 """Fetching blocks from one member into the arena: reserve, receive in place, check, publish.
 
 Whatever came before a fault is kept. Slots that were not filled go back. A block that another fetch is already
-bringing in is waited for instead of being fetched twice.
+bringing in is waited for instead of being fetched twice. How each fetch ended is told to the peer's breaker.
+A source that is busy is asked again, so that a burst of requests is spread and not computed.
 """
 
 import logging
@@ -11,12 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvpool_agent.account import Account
-from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
 log = logging.getLogger("kvpool.fetch")
+
+BUSY_TRIES = 8  # times that a request asks a busy source again; then its tokens are computed
+LEAST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 2.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ class InFlight:
 class Fetcher:
     """Any thread may call."""
 
-    def __init__(self, dialer: Dialer, account: Account) -> None:
+    def __init__(self, dialer: Dialer, breakers: Breakers, account: Account) -> None:
         self._dialer = dialer
+        self._breakers = breakers
         self._account = account
         self.in_flight = InFlight()
 
@@ -111,21 +117,60 @@ class Fetcher:
                 raise PeerError("a block's bytes don't match their tag")
             slots.pop()
             self._account.computed_elsewhere(block.key)
-            if slab.arena.commit(block.key, block.parent, slot, tag, foreign=True):
-                landed += 1
+            landed += 1
+            slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
             self._account.moved(f"{purpose}_in", 1, length)
             arrived(length)
 
+        def ask() -> None:
+            self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
+
+        if wanted and not self._breakers.begin(address):
+            slab.arena.give_back(slots)
+            self._account.count("fetch_breaker_open")
+            return "breaker_open"
+        began = time.monotonic()
         try:
             if wanted:
-                self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
+                self._patiently(ask, purpose, deadline)
+                self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
                 reason = reason or ("" if landed == len(wanted) else "evicted")
         except PeerError as error:
-            reason = (
-                "deadline" if time.monotonic() >= deadline else "busy" if "busy" in str(error) else "transfer_failed"
-            )
+            now = time.monotonic()
+            reason = self._fault(address, error, landed * slab.slot_bytes, now - began, now >= deadline)
             self._account.count(f"fetch_{reason}")
             log.info("fetch of %d blocks from %s ended after %d: %s", len(wanted), address, landed, error)
         finally:
             slab.arena.give_back(slots)
         return reason
+
+    def _patiently(self, ask: Callable[[], None], purpose: str, deadline: float) -> None:
+        """Asks again when the source is busy, after the pause that it named; a warm-up has a pace of its own."""
+        for _ in range(BUSY_TRIES if purpose == "demand" else 0):
+            try:
+                return ask()
+            except PeerBusy as busy:
+                # in this order: whatever the peer has written there, also what is no number, gives a pause
+                pause = min(LONGEST_PAUSE_SECONDS, max(LEAST_PAUSE_SECONDS, busy.retry_after))
+                if time.monotonic() + pause >= deadline:
+                    raise
+                self._account.count("fetch_asked_again")
+                time.sleep(pause)
+        return ask()
+
+    def _served(self, address: str, size: int, seconds: float) -> None:
+        """A member that promised blocks and has none of them is no better than one that breaks off."""
+        if size:
+            self._breakers.succeeded(address, size, seconds)
+        else:
+            self._breakers.failed(address)
+
+    def _fault(self, address: str, error: PeerError, size: int, seconds: float, late: bool) -> str:
+        if isinstance(error, PeerBusy):
+            self._breakers.put_off(address)
+            return "deadline" if late else "busy"
+        if late:
+            self._breakers.late(address, size, seconds)
+            return "deadline"
+        self._breakers.failed(address)
+        return "transfer_failed"

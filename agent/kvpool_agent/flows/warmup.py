@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvpool_agent.account import Account
+from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.peer.connection import PeerError
@@ -150,6 +151,7 @@ class WarmupFlow:
         members: MemberView,
         dialer: Dialer,
         fetcher: Fetcher,
+        breakers: Breakers,
         account: Account,
     ) -> None:
         self._bounds = bounds
@@ -157,6 +159,7 @@ class WarmupFlow:
         self._members = members
         self._dialer = dialer
         self._fetcher = fetcher
+        self._breakers = breakers
         self._account = account
         self.progress = WarmProgress()
 
@@ -209,10 +212,12 @@ class WarmupFlow:
         self._members.settle(SETTLE_SECONDS)
         lists = {}
         for member in self._members.live(slab.fingerprint):
-            if member.welcome is not None and member.welcome.blocks:
+            if member.welcome is not None and member.welcome.blocks and self._breakers.usable(member.address):
                 try:
                     lists[member.address] = self._dialer.hot(member.address, slab.fingerprint, MAX_LIST, LIST_SECONDS)
+                    self._breakers.answered(member.address)
                 except PeerError as error:
+                    self._breakers.silent(member.address)
                     log.info("no hot list from %s: %s", member.address, error)
         budget = min(self._bounds.maxBytes // slab.slot_bytes, slab.arena.slot_count)
         return plan_warmup(lists, budget, random.Random())

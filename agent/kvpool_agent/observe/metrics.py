@@ -57,6 +57,11 @@ class StatusCollector:
         yield GaugeMetricFamily(
             "kvpool_live_members", "Other members that answer", value=sum(p.live for p in status.peers)
         )
+        yield GaugeMetricFamily(
+            "kvpool_open_breakers",
+            "Other members that are no source now, after failures",
+            value=sum(p.breaker != "closed" for p in status.peers),
+        )
 
 
 def registry(status: Callable[[], AgentStatus]) -> CollectorRegistry:

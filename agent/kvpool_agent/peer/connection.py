@@ -14,12 +14,21 @@ class PeerError(Exception):
     """The connection failed, timed out or broke the protocol."""
 
 
+class PeerBusy(PeerError):  # noqa: N818 - an answer, not a fault
+    """The peer has no stream free; it named the seconds after which to ask again."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("refused: busy")
+        self.retry_after = retry_after
+
+
 class Connection:
     """One thread at a time. Every call has the timeout that was set last, in seconds of inactivity."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._deadline: float | None = None
+        self.peer: tuple[str, str] | None = None  # member and incarnation, as the handshake on this connection said
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -1,13 +1,19 @@
-"""The asking side: idle connections kept by address, one request at a time on each, every one with a deadline."""
+"""The asking side: idle connections kept by address, one request at a time on each, every one with a deadline.
+
+An address is no identity: pods come and go behind it. Who is there is said by a connection's own handshake. When it
+names another member or incarnation than the last one did, idle connections of that one are closed, and a request that
+was meant for it fails instead of being asked of the newcomer.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from kvpool_agent.peer import frames
-from kvpool_agent.peer.connection import Connection, PeerError
+from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
 from kvpool_agent.policy.heat import HotBlock
 
 HANDSHAKE_SECONDS = 2.0
@@ -30,6 +36,7 @@ class Dialer:
         self._hello = frames.Hello(list(frames.VERSIONS), identity.pool, identity.member, identity.incarnation)
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
+        self._present: dict[str, tuple[str, str]] = {}
 
     def handshake(self, address: str, seconds: float = HANDSHAKE_SECONDS) -> tuple[Connection, frames.Welcome]:
         """A new connection, greeted."""
@@ -37,10 +44,16 @@ class Dialer:
         try:
             connection.settimeout(seconds)
             connection.send(self._hello)
-            return connection, self.expect_welcome(connection)
+            welcome = self.expect_welcome(connection)
         except PeerError:
             connection.close()
             raise
+        with self._lock:
+            changed = self._present.get(address) != connection.peer
+            self._present[address] = welcome.member, welcome.incarnation
+        if changed:
+            self.drop_idle(address)
+        return connection, welcome
 
     @staticmethod
     def expect_welcome(connection: Connection) -> frames.Welcome:
@@ -49,7 +62,26 @@ class Dialer:
             raise PeerError(f"refused: {message.reason}")
         if not isinstance(message, frames.Welcome) or tail_length:
             raise PeerError(f"no handshake: the peer answered {type(message).__name__}")
+        if message.version not in frames.VERSIONS:
+            raise PeerError(f"no handshake: the peer chose version {message.version}, which was not offered")
+        peer = message.member, message.incarnation
+        if connection.peer not in (None, peer):
+            raise PeerError("the peer has become another one in the middle of a connection")
+        connection.peer = peer
         return message
+
+    @staticmethod
+    def describe(connection: Connection, fingerprint: str) -> dict[str, Any]:
+        """The fields of the member's format, whose fingerprint (hex) it has told; empty where it does not say."""
+        connection.send(frames.Describe())
+        message, tail_length = connection.receive()
+        if not isinstance(message, frames.Described) or tail_length > frames.MAX_FIELDS:
+            raise PeerError(f"bad answer to describe: {type(message).__name__} with {tail_length} bytes")
+        tail = connection.read(tail_length)
+        try:
+            return frames.unpack_fields(tail, fingerprint) if tail else {}
+        except frames.FrameError as error:
+            raise PeerError(str(error)) from None
 
     def locate(self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """For each key whether the member holds it."""
@@ -96,15 +128,18 @@ class Dialer:
                 frames.pack_keys(keys),
             )
             connection.until(deadline)
+            before = -1  # the index of the last block: they come in order, each once
             while True:
                 message, tail_length = connection.receive()
                 if isinstance(message, frames.FetchEnd):
                     connection.until(None)
                     return
                 if isinstance(message, frames.Refused):
-                    raise PeerError(f"refused: {message.reason}")
-                if not isinstance(message, frames.Block) or not 0 <= message.index < len(keys):
+                    busy = message.reason == "busy" and before < 0
+                    raise PeerBusy(message.retry_after) if busy else PeerError(f"refused: {message.reason}")
+                if not isinstance(message, frames.Block) or not before < message.index < len(keys):
                     raise PeerError(f"bad answer to a fetch: {type(message).__name__}")
+                before = message.index
                 if message.tag:
                     land(message.index, message.tag, tail_length, connection.read_into)
 
@@ -115,7 +150,11 @@ class Dialer:
             raise PeerError("the deadline has passed")
         connection = self._kept(address)
         if connection is None:
+            meant = self._present.get(address)
             connection, _ = self.handshake(address, min(seconds, HANDSHAKE_SECONDS))
+            if meant not in (None, connection.peer):
+                connection.close()
+                raise PeerError("another member, or another incarnation, has come to this address")
         connection.settimeout(seconds)
         try:
             yield connection
@@ -124,7 +163,7 @@ class Dialer:
             raise
         with self._lock:
             kept = self._idle.setdefault(address, [])
-            if len(kept) < IDLE_KEPT:
+            if len(kept) < IDLE_KEPT and self._present.get(address) == connection.peer:
                 kept.append(connection)
                 return
         connection.close()
@@ -140,7 +179,13 @@ class Dialer:
             connection.close()
 
     def forget(self, address: str) -> None:
-        """Closes the idle connections to an address that has gone."""
+        """Nobody is known at this address any more."""
+        with self._lock:
+            self._present.pop(address, None)
+        self.drop_idle(address)
+
+    def drop_idle(self, address: str) -> None:
+        """Closes the idle connections to an address: those of whom is not there any more, or does not answer."""
         with self._lock:
             idle = self._idle.pop(address, [])
         for connection in idle:

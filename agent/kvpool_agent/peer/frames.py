@@ -5,17 +5,19 @@ below, told apart by its `t` field. A connection begins with Hello and Welcome, 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_contract.names import BLOCK_KEY_BYTES
+from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
 VERSIONS = (1,)
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
+MAX_FIELDS = 32 << 10  # bytes of a format's fields
 LENGTHS = struct.Struct("!II")
 _HOT = struct.Struct(f"!{BLOCK_KEY_BYTES}s{BLOCK_KEY_BYTES}sIdB")
 
@@ -99,7 +101,29 @@ class HotList(Message, tag="hotlist"):
     """Tail: packed entries, hottest first."""
 
 
-AnyMessage = Hello | Welcome | Ping | Refused | Locate | Located | Fetch | Block | FetchEnd | Hot | HotList
+class Describe(Message, tag="describe"):
+    """Which fields does your format have? Asked once by a member whose format is another one."""
+
+
+class Described(Message, tag="described"):
+    """Tail: the fields as a JSON object; empty where there are none or too many of them."""
+
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Ping
+    | Refused
+    | Locate
+    | Located
+    | Fetch
+    | Block
+    | FetchEnd
+    | Hot
+    | HotList
+    | Describe
+    | Described
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
@@ -149,6 +173,24 @@ def unpack_hot(tail: bytes) -> list[HotBlock]:
         HotBlock(key, parent if has_parent else b"", depth, heat)
         for key, parent, depth, heat, has_parent in _HOT.iter_unpack(tail)
     ]
+
+
+def pack_fields(fields: Mapping[str, Any] | None) -> bytes:
+    """A format's fields; empty where there are none, or more than another member would read."""
+    tail = msgspec.json.encode(fields) if fields else b""
+    return tail if len(tail) <= MAX_FIELDS else b""
+
+
+def unpack_fields(tail: bytes, fingerprint: str) -> dict[str, Any]:
+    """The fields whose fingerprint (hex) is this. Raises FrameError: fields of another format explain nothing."""
+    try:
+        fields = msgspec.json.decode(tail, type=dict[str, Any])
+        found = format_fingerprint(fields).hex()
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise FrameError(f"a format's fields can't be read: {error}") from None
+    if found != fingerprint:
+        raise FrameError("the fields are not those of the member's format")
+    return fields
 
 
 def choose_version(offered: Sequence[int]) -> int | None:

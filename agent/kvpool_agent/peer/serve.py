@@ -38,6 +38,10 @@ class Source(Protocol):
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]: ...
 
+    def description(self) -> bytes:
+        """The packed fields of the format."""
+        ...
+
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]: ...
 
     def blocks(
@@ -131,6 +135,8 @@ class PeerServer:
             case frames.Hot():
                 blocks = self._source.hottest(message.format, min(message.limit, MAX_HOT))
                 connection.send(frames.HotList(), frames.pack_hot(blocks))
+            case frames.Describe():
+                connection.send(frames.Described(), self._source.description())
             case frames.Fetch():
                 self._stream(connection, message, keys_of(connection, tail_length))
             case _:

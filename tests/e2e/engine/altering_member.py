@@ -68,6 +68,9 @@ class AlteringMember:
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
         return [fingerprint == self._fingerprint and key in self._data for key in keys]
 
+    def description(self) -> bytes:
+        return b""
+
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
         return []
 

@@ -1,0 +1,64 @@
+"""Ten times the arena through one agent: no descriptor and no thread more than before, and memory within its bound."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_pool import AgentPool, Node
+from replica import MIB, wait_for
+from standin_engine import Served, prompt
+
+ROW = 64 << 10
+ARENA = 8 * MIB
+BLOCKS = 16
+CHURN_SECONDS, TIMES = 7.0, 10
+OVERHEAD = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a worker holds; `rss` with the arena's pages and the interpreter."""
+
+    descriptors: int
+    threads: int
+    rss: int
+
+
+def use_of(node: Node) -> Use:
+    process = Path(f"/proc/{node.replica.worker_pid()}")
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    descriptors = sum(1 for _ in (process / "fd").iterdir())
+    return Use(descriptors, int(status["Threads"]), int(status["VmRSS"].split()[0]) * 1024)
+
+
+def round_of(a: Node, b: Node, name: str) -> None:
+    """One prompt computed at one member and loaded at the other; both host pools are emptied by the next ones."""
+    assert a.engine.serve(prompt(name, BLOCKS)) == Served(computed=BLOCKS)
+    served = b.engine.serve(prompt(name, BLOCKS))
+    assert (served.pool + served.computed, served.equal) == (BLOCKS, True)
+
+
+def test_ten_arenas_of_churn_leave_descriptors_threads_and_memory_where_they_were(pool: AgentPool) -> None:
+    a, b = pool.all_started("ab", arenaBytes=ARENA)
+    for node in (a, b):
+        node.attach(row_bytes=ROW, rows=4 * BLOCKS)
+    b.until_sees(a)
+    for n in range(2 * ARENA // (ROW * BLOCKS)):  # until every pool of threads and connections has its size
+        round_of(a, b, f"first-{n}")
+    before = {node: use_of(node) for node in (a, b)}
+    rounds, until = 0, time.monotonic() + CHURN_SECONDS
+    while time.monotonic() < until or rounds * BLOCKS * ROW < TIMES * ARENA:
+        round_of(a, b, f"churn-{rounds}")
+        rounds += 1
+    status = b.status()
+    assert status.transfers["demand_in"].bytes >= TIMES * ARENA
+    assert status.arena.used_bytes <= ARENA
+    for node in (a, b):
+        was = before[node]
+
+        def settled(node: Node = node, was: Use = was) -> bool:
+            now = use_of(node)
+            return now.descriptors <= was.descriptors and now.threads <= was.threads
+
+        wait_for("descriptors and threads as before", settled, 20, 0.1)
+        assert use_of(node).rss <= ARENA + OVERHEAD

@@ -1,0 +1,344 @@
+"""Any mutation of valid frames, on both protocols: one kind of error, bounded memory, and others are served on.
+
+Examples are derived from the test alone, so that a build's result is no matter of luck; a mutation that once broke
+something is written down as an example.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvpool_agent.account import Account
+from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.directory.locate import Located
+from kvpool_agent.engine_port.server import EnginePort
+from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.fetch import Fetcher
+from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.store import StoreFlow
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import Connection, PeerError, keys_of
+from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import Slabs
+from kvpool_client import wire
+
+WAIT = 10.0
+FORMAT = b"f" * 16
+KEYS = [bytes([n]) * 16 for n in range(4)]
+HASH_BYTES, ROW, ROWS = 32, 4096, 8
+FIELDS = {"engine": "mutant", "row_bytes": ROW}
+CHAIN = b"".join(bytes([n]) * (HASH_BYTES + 4) for n in range(3))
+PAIRS = b"".join(bytes([n]) * (HASH_BYTES + 4) + bytes(HASH_BYTES + 4) for n in range(3))
+BLOCK = b"d" * 512
+
+PEER_FRAMES = [
+    frames.encode(message, len(tail)) + tail
+    for message, tail in (
+        (frames.Hello([1], "pool", "m", "i"), b""),
+        (frames.Welcome(1, "m", "i", "Ready(warm)", "ff" * 16, 4), b""),
+        (frames.Ping(), b""),
+        (frames.Refused("busy", 0.2), b""),
+        (frames.Locate(FORMAT), b"".join(KEYS)),
+        (frames.Located(), b"\1\0\1\0"),
+        (frames.Fetch(FORMAT, "demand", 1.0), b"".join(KEYS)),
+        (frames.Block(1, b"t" * 16), BLOCK),
+        (frames.FetchEnd(), b""),
+        (frames.Hot(FORMAT, 10), b""),
+        (frames.HotList(), frames.pack_hot([HotBlock(KEYS[0], b"", 0, 1.0)])),
+        (frames.Describe(), b""),
+        (frames.Described(), frames.pack_fields(FIELDS)),
+    )
+]
+GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
+ATTACH = wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY})
+# attaches that are frames in all but sense
+SENSELESS = [
+    wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY, **change})
+    for change in (
+        {"groups": "many"}, {"groups": None}, {"groups": [1]}, {"groups": float("inf")}, {"format": {"x": "\ud800"}},
+        {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [2]}, {"rows": 2**70},
+        {"row_bytes": 2**70}, {"row_bytes": 0}, {"row_bytes": 1.5}, {"hash_bytes": 0}, {"rows": ROWS + 1},
+    )
+]  # fmt: skip
+ENGINE_FRAMES = [
+    wire.encode({"verb": "lookup", "plan": 1, "start": 0}, CHAIN),
+    wire.encode({"verb": "load", "call": 1, "done_plan": 1}, CHAIN),
+    wire.encode({"verb": "release", "lease": 1}),
+    wire.encode({"verb": "store", "job": 1, "rows": [0, 1, 2]}, PAIRS),
+    wire.encode({"verb": "commit", "job": 1}),
+    wire.encode({"verb": "forget", "job": 1}),
+    wire.encode({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0}, CHAIN),
+    wire.encode({"verb": "bare", "reason": "no_shm_room", "detail": ""}),
+]
+LENGTHS = st.sampled_from([0, 1, 255, 1 << 16, 1 << 20, (1 << 20) + 1, 1 << 26, (1 << 30) + 1, 2**32 - 1])
+MUTATION = st.one_of(
+    st.tuples(st.just("flip"), st.integers(0, 1 << 16), st.integers(1, 255)),
+    st.tuples(st.just("cut"), st.integers(0, 1 << 16), st.integers(1, 64)),
+    st.tuples(st.just("again"), st.integers(0, 1 << 16), st.integers(1, 64)),
+    st.tuples(st.just("length"), st.integers(0, 1 << 16), LENGTHS),
+    st.tuples(
+        st.just("text"), st.integers(0, 1 << 16), st.sampled_from([b"1e999", b"-1", b"null", b"{}", b'"', b"[["])
+    ),
+    st.tuples(st.just("end"), st.integers(0, 1 << 16), st.just(0)),
+)
+
+
+def mutated(data: bytes, mutations: Sequence[tuple[str, int, int | bytes]]) -> bytes:
+    changed = bytearray(data)
+    for kind, place, what in mutations:
+        at = place % max(len(changed), 1)
+        match kind, what:
+            case "flip", int():
+                changed[at : at + 1] = bytes([(changed[at] ^ what) if changed else what])
+            case "cut", int():
+                del changed[at : at + what]
+            case "again", int():
+                changed[at:at] = changed[at : at + what]
+            case "length", int():
+                changed[at : at + 4] = struct.pack("!I", what)
+            case "text", bytes():
+                changed[at : at + 1] = what
+            case "end", _:
+                del changed[at:]
+    return bytes(changed)
+
+
+def streams(parts: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    """One to four valid frames in any order, with one to four mutations."""
+    return st.builds(
+        lambda chosen, mutations: mutated(b"".join(chosen), mutations),
+        st.lists(st.sampled_from(parts), min_size=1, max_size=4),
+        st.lists(MUTATION, min_size=1, max_size=4),
+    )
+
+
+def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=quiet)
+
+
+@contextmanager
+def bounded(limit: int) -> Iterator[None]:
+    """Fails when more than so many bytes are allocated inside at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+# -- sans-IO -------------------------------------------------------------------------------------------
+
+
+@examples(1500)
+@given(data=streams([*ENGINE_FRAMES, ATTACH]), cut=st.integers(1, 300))
+def test_the_engine_ports_decoder_yields_frames_or_one_wire_error(data: bytes, cut: int) -> None:
+    decoder = wire.Decoder()
+    with contextlib.suppress(wire.WireError):
+        for i in range(0, len(data), cut):
+            for frame in decoder.feed(data[i : i + cut]):
+                assert isinstance(frame.header, dict)
+                assert len(frame.tail) <= len(data)
+                frame.verb  # noqa: B018 - must not raise either
+
+
+@examples(1500)
+@given(data=streams(PEER_FRAMES))
+def test_headers_between_agents_are_messages_or_one_frame_error(data: bytes) -> None:
+    with contextlib.suppress(frames.FrameError):
+        header, tail = frames.decode_lengths(data[:8].ljust(8, b"\0"))
+        assert header <= frames.MAX_HEADER and tail <= frames.MAX_TAIL
+        frames.decode(data[8 : 8 + header])
+    for read in (frames.unpack_keys, frames.unpack_hot, lambda d: frames.unpack_fields(d, FORMAT.hex())):
+        with contextlib.suppress(frames.FrameError):
+            read(data)
+
+
+@examples(150)
+@given(data=st.one_of(streams(PEER_FRAMES), streams(ENGINE_FRAMES)))
+def test_lengths_that_are_told_allocate_nothing_before_their_bytes_are_there(data: bytes) -> None:
+    with bounded(4 * len(data) + (1 << 20)):
+        with contextlib.suppress(wire.WireError):
+            wire.Decoder().feed(data)
+        left, right = socket.socketpair()
+        with left, contextlib.closing(Connection(right)) as connection:
+            left.sendall(data)
+            left.shutdown(socket.SHUT_WR)
+            connection.settimeout(WAIT)
+            with contextlib.suppress(PeerError):
+                while True:
+                    _, tail_length = connection.receive()
+                    keys_of(connection, tail_length)
+
+
+# -- real sockets --------------------------------------------------------------------------------------
+
+
+class Shelf:
+    """Four blocks."""
+
+    pool = "pool"
+
+    def welcome(self, version: int) -> frames.Welcome:
+        return frames.Welcome(version, "source", "inc", "Ready(warm)", FORMAT.hex(), len(KEYS))
+
+    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
+        return [key in KEYS for key in keys]
+
+    def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
+        return [HotBlock(key, b"", 0, 1.0) for key in KEYS][:limit]
+
+    def description(self) -> bytes:
+        return frames.pack_fields(FIELDS)
+
+    @contextmanager
+    def blocks(
+        self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
+    ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
+        yield ((index, b"t" * 16, memoryview(BLOCK)) for index, key in enumerate(keys) if key in KEYS)
+
+
+def drain(sock: socket.socket) -> None:
+    """Reads what is answered, to the end of the connection."""
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(1 << 16):
+            pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PeerServer]:
+    made = PeerServer("127.0.0.1", 0, Shelf())
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def dialer() -> Iterator[Dialer]:
+    made = Dialer(Identity("pool", "asker", "inc"))
+    yield made
+    made.close()
+
+
+@examples(400)
+@given(data=streams(PEER_FRAMES), greeted=st.booleans())
+def test_a_peer_server_fed_mutants_serves_others(
+    server: PeerServer, dialer: Dialer, data: bytes, greeted: bool
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as sock:
+        with contextlib.suppress(OSError):
+            sock.sendall((PEER_FRAMES[0] if greeted else b"") + data)
+            sock.shutdown(socket.SHUT_WR)
+        drain(sock)
+    assert dialer.locate(f"127.0.0.1:{server.port}", FORMAT, KEYS, WAIT) == [True] * 4
+    assert len(server._open) <= 2  # the dialer's, and one that is about to end
+
+
+class Nobody:
+    """A directory in which nobody holds anything."""
+
+    def locate(self, *_: object) -> Located:
+        return Located((), "never_published")
+
+
+@pytest.fixture(scope="module")
+def engine_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, EngineHandler]]:
+    account, memory = Account(), ArenaMemory.anonymous(16 * ROW)
+    slabs, store = Slabs(memory, 0.0), StoreFlow(account)
+    lookup = LookupFlow(Nobody(), Fetcher(None, Breakers(account), account), account, 1.0)  # type: ignore[arg-type]
+    hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
+    handler = EngineHandler(slabs, memory, lookup, store, account, hooks)
+    path = tmp_path_factory.mktemp("engine") / "engine.sock"
+    port = EnginePort(path, handler)
+    store.start()
+    port.start()
+    ask(path)  # the arena is cut for this format: a mutant's is another one
+    yield path, handler
+    port.close()
+    lookup.close()
+    store.close()
+
+
+def connected(path: Path, first: bytes) -> socket.socket:
+    """A connection on which these bytes went out, with a host pool's descriptor."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(WAIT)
+    sock.connect(str(path))
+    pool = os.memfd_create("rows", os.MFD_CLOEXEC)
+    os.ftruncate(pool, ROW * ROWS)
+    with contextlib.suppress(ConnectionError):
+        socket.send_fds(sock, [first or b"\0"], [pool])
+    os.close(pool)
+    return sock
+
+
+def ask(path: Path) -> None:
+    """One good engine: attaches, asks, is answered."""
+    sock = connected(path, ATTACH)
+    channel = wire.Channel(sock)
+    with contextlib.closing(channel):
+        attached = channel.receive()
+        for one in attached.descriptors:
+            os.close(one)
+        assert attached.verb == "attached", attached
+        channel.send({"verb": "lookup", "plan": 7, "start": 0}, bytes([9]) * len(CHAIN))
+        assert channel.receive().header == {"verb": "plan", "plan": 7, "hits": []}
+
+
+@pytest.mark.parametrize("first", SENSELESS, ids=range(len(SENSELESS)))
+def test_an_attach_without_sense_leaves_nothing_behind(engine_port: tuple[Path, EngineHandler], first: bytes) -> None:
+    path, handler = engine_port
+    before = in_use()
+    with connected(path, first) as sock:
+        drain(sock)
+    ask(path)
+    settled(lambda: handler.sessions == 0 and in_use() <= before)
+
+
+@examples(400)
+@given(
+    first=st.one_of(st.just(ATTACH), streams([ATTACH])),
+    rest=st.one_of(st.just(b""), streams(ENGINE_FRAMES), st.sampled_from(ENGINE_FRAMES)),
+)
+def test_an_engine_port_fed_mutants_serves_others(
+    engine_port: tuple[Path, EngineHandler], first: bytes, rest: bytes
+) -> None:
+    path, handler = engine_port
+    before = in_use()
+    with connected(path, first) as sock:
+        with contextlib.suppress(OSError):
+            sock.sendall(rest)
+            sock.shutdown(socket.SHUT_WR)
+        drain(sock)
+    ask(path)
+    settled(lambda: handler.sessions == 0)
+    settled(lambda: in_use() <= before + 16)  # threads of plans, made on demand
+
+
+def in_use() -> int:
+    """Descriptors, threads and mappings of this process."""
+    maps = Path("/proc/self/maps").read_text().count("memfd:rows")
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()) + threading.active_count() + maps
+
+
+def settled(holds: Callable[[], bool]) -> None:
+    ticks = threading.Event()
+    for _ in range(500):
+        if holds():
+            return
+        ticks.wait(0.01)
+    raise AssertionError("it does not end")
