@@ -96,6 +96,7 @@ class Supervisor:
         self._stopping = False
         self._worker: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._last_beat = ""
 
     def stop(self, *_: object) -> None:
         self._stopping = True
@@ -127,6 +128,7 @@ class Supervisor:
             "--worker-port", str(self._options.worker_port), "--member", self._member,
             "--arena-fd", str(self._arena), "--beat-fd", str(writing),
             *(["--restarted"] if self._starts else []), *(["--latched"] if self._probes.latched else []),
+            "--last-beat", self._last_beat,
         ]  # fmt: skip
         self._starts += 1
         try:
@@ -162,6 +164,9 @@ class Supervisor:
     def _beat(self, line: bytes) -> None:
         with contextlib.suppress(ValueError):
             message = json.loads(line)
+            if not isinstance(message, dict):
+                return
+            self._last_beat = line.decode()  # for the next worker, as it came
             self._probes.started = True
             if message.get("ready") and not self._probes.latched:
                 log.info("ready: latched for the life of this container")
