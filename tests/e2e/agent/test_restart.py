@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node, watched_readiness
-from replica import LOOPBACK
+from replica import LOOPBACK, wait_for
 from standin_engine import HASH_BYTES, KEY_BYTES, Served, block_bytes, engine_keys, prompt
 
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.store.table import HeaderTable
 from kvpool_contract.names import block_key
 from kvpool_contract.status import AgentStatus
 
@@ -120,28 +122,37 @@ STORED = [prompt(f"stored {i}", 16) for i in range(6)]
 FETCHED = [prompt(f"fetched {i}", 16) for i in range(4)]
 
 
-def torn(memory: mmap.mmap) -> int:
-    """Slots of the arena that begin with one block and end with another: a write is under way, or was."""
-    last = (SLOT // KEY_BYTES - 1) * KEY_BYTES
+def being_written(memory: memoryview) -> int:
+    """Slots of a full arena that hold no block now: reserved, written, or waiting for their commit."""
+    table = HeaderTable.found(memory)
+    assert table is not None
+    return table.header.slot_count - len(list(table.not_free()))
 
-    def key_at(place: int) -> bytes:
-        return memory[place : place + KEY_BYTES]
 
-    return sum(key_at(slot) != key_at(slot + last) for slot in range(0, len(memory) - SLOT, SLOT))
+def stop(process: int) -> None:
+    """SIGSTOP; returns when all of its threads stand still."""
+    os.kill(process, signal.SIGSTOP)
+
+    def still() -> bool:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+    wait_for("all threads stopped", still, 10, 0.0005)
 
 
 def kill_in_the_middle(node: Node, draw: random.Random) -> str:
-    """Kills the worker in the middle of writing a slot."""
+    """Kills the worker while it is filling slots of its full arena."""
     incarnation, worker = node.status().incarnation, node.replica.worker_pid()
     until = time.monotonic() + 30
-    with node.arena_file().open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
-        while time.monotonic() < until:
-            time.sleep(draw.uniform(0, 0.01))
-            os.kill(worker, signal.SIGSTOP)
-            if torn(memory):
-                os.kill(worker, signal.SIGKILL)
-                return incarnation
-            os.kill(worker, signal.SIGCONT)
+    with node.arena_file().open("rb") as file:
+        memory = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    while time.monotonic() < until:
+        time.sleep(draw.uniform(0, 0.01))
+        stop(worker)
+        if being_written(memory):
+            os.kill(worker, signal.SIGKILL)
+            return incarnation
+        os.kill(worker, signal.SIGCONT)
     raise AssertionError("the worker was never caught in the middle of a write")
 
 
@@ -168,11 +179,8 @@ def test_a_worker_killed_in_the_middle_of_a_store_or_a_fetch_never_serves_a_wron
         answers.clear()
         for in_the_middle in (True, False):
             for node in (storing, fetching):
-                if in_the_middle:
-                    killed = kill_in_the_middle(node, draw)
-                else:
-                    time.sleep(draw.uniform(0, 0.2))
-                    killed = node.kill_worker()
+                time.sleep(draw.uniform(0, 0.2))
+                killed = kill_in_the_middle(node, draw) if in_the_middle else node.kill_worker()
                 status = node.until_restarted(killed)
                 assert state_of(status) == ("Ready(degraded)", "nothing_to_warm")
                 assert status.counters["discarded_slots"] == 0  # no header stood before its bytes
@@ -183,7 +191,7 @@ def test_a_worker_killed_in_the_middle_of_a_store_or_a_fetch_never_serves_a_wron
                 node.until("evicts again", lambda s: s.arena.evicted_blocks > 16)
     assert answers and all(answers)
     for node, slots in ((storing, 40), (fetching, 24)):
-        status = node.status()
+        status = node.until("nothing under way", lambda s: s.arena.used_bytes == s.arena.blocks * SLOT)
         assert held_by(node, STORED + FETCHED, SLOT) == status.arena.blocks < slots
         size = node.arena_file().stat()
         assert size.st_blocks * 512 <= size.st_size == status.arena.limit_bytes == slots * SLOT
