@@ -28,6 +28,7 @@ STEADY_SECONDS = 60.0
 REQUEST_BYTES = 1024
 REQUEST_SECONDS = 1.0
 MAX_PROBES = 16
+MAX_BEAT = 4096  # a command line takes no text of any length
 
 
 class Probes(threading.Thread):
@@ -163,10 +164,12 @@ class Supervisor:
 
     def _beat(self, line: bytes) -> None:
         with contextlib.suppress(ValueError):
-            message = json.loads(line)
+            text = line.decode()
+            message = json.loads(text)
             if not isinstance(message, dict):
                 return
-            self._last_beat = line.decode()  # for the next worker, as it came
+            if len(text) <= MAX_BEAT:
+                self._last_beat = text  # for the next worker, as it came
             self._probes.started = True
             if message.get("ready") and not self._probes.latched:
                 log.info("ready: latched for the life of this container")

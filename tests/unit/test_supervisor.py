@@ -74,7 +74,15 @@ def test_the_last_beat_is_handed_to_the_next_worker_as_it_came(probes: Probes, m
     made = Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)
     made._run_worker()
     first = Beat(True, "Ready(warm)", "", 7)
-    for line in (b'{"ready": false}', first.encode().encode(), b"[1]", b"nonsense", b"\xff"):
+    for line in (
+        b'{"ready": false}',
+        first.encode().encode(),
+        b"[1]",
+        b"nonsense",
+        b"\xff",
+        "{}".encode("utf-16"),
+        b'{"x": "' + b"x" * 5000 + b'"}',
+    ):
         made._beat(line)
     made._run_worker()
     last = [command[command.index("--last-beat") + 1] for command in commands]
