@@ -20,8 +20,10 @@ from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.flows.warmup import WarmupFlow
+from kvpool_agent.heartbeat import Beat
 from kvpool_agent.observe.engine import EngineWatch
 from kvpool_agent.observe.http import application
 from kvpool_agent.peer.dial import Dialer, Identity
@@ -50,23 +52,26 @@ class Place:
     member: str
     restarted: bool
     latched: bool
+    last_beat: Beat
 
 
 class Agent:
     """One worker. `run` ends when `stop` is called or the format has changed."""
 
-    def __init__(self, decoded: Decoded, place: Place, memory: ArenaMemory, beat: Callable[[bool], None]) -> None:
-        """beat(ready): tells the supervisor that the worker lives, and whether it is ready."""
+    def __init__(self, decoded: Decoded, place: Place, memory: ArenaMemory, beat: Callable[[Beat], None]) -> None:
+        """beat: tells the supervisor that the worker lives, and how it is."""
         config = decoded.config
         self._decoded, self._place, self._beat = decoded, place, beat
         self._identity = Identity(config.pool, place.member, secrets.token_hex(8))
         self._account = Account()
         limits = Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)
-        self._readiness = Readiness(limits, latched=place.latched)
+        last = (place.last_beat.state, place.last_beat.reason)
+        self._readiness = Readiness(limits, latched=place.latched, last=last)
         self._readiness_lock = threading.Lock()
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
-        usable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
-        self._slabs = Slabs(memory, usable_at)
+        writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
+        self._slabs = Slabs(memory, writable_at)
+        self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._dialer = Dialer(self._identity)
         self._breakers = Breakers(self._account)
         self._members = MemberView(
@@ -105,8 +110,9 @@ class Agent:
         self._store.start()
         self._peers.start()
         self._engine_port.start()
-        if self._place.latched:
+        if self._place.restarted:
             self._account.event("restarted")
+            threading.Thread(target=self._recover, name="kvpool-recover", daemon=True).start()
         watch = asyncio.create_task(self._engine.run())
         try:
             while not self._stopping.is_set():
@@ -116,7 +122,7 @@ class Agent:
                     now_ready = self._readiness.ready
                 if now_ready and not before:
                     self._note_ready()
-                self._beat(now_ready)
+                self._beat(self._state_now())
                 try:
                     await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
                 except TimeoutError:
@@ -149,6 +155,18 @@ class Agent:
     def _note_ready(self) -> None:
         log.info("ready: %s %s", self._readiness.state, self._readiness.reason)
         self._account.event("ready", state=self._readiness.state, reason=self._readiness.reason)
+
+    def _state_now(self) -> Beat:
+        slab = self._slabs.current
+        with self._readiness_lock:
+            readiness = self._readiness
+            blocks = len(slab.arena) if slab is not None else 0
+            return Beat(readiness.ready, readiness.state, readiness.reason, blocks)
+
+    def _recover(self) -> None:
+        blocks = self._recovery.run() if self._recovery is not None else 0
+        if self._place.last_beat.blocks and not blocks:
+            self._change(lambda readiness: readiness.arena_lost())
 
     def _engine_healthy(self) -> None:
         self._change(lambda readiness: readiness.engine_healthy(time.monotonic()))
@@ -202,7 +220,7 @@ class Agent:
             attaches=self._handler.attaches,
             engine_healthy=self._engine.healthy,
             format=self._own_format(),
-            format_fields=self._handler.format_fields,
+            format_fields=slab.fields if slab is not None else {},
             arena=arena,
             warm=self._warmup.progress.snapshot(self._readiness.added_seconds),
             hits=self._account.hits,

@@ -28,6 +28,7 @@ STEADY_SECONDS = 60.0
 REQUEST_BYTES = 1024
 REQUEST_SECONDS = 1.0
 MAX_PROBES = 16
+MAX_BEAT = 4096  # a command line takes no text of any length
 
 
 class Probes(threading.Thread):
@@ -96,6 +97,7 @@ class Supervisor:
         self._stopping = False
         self._worker: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._last_beat = ""
 
     def stop(self, *_: object) -> None:
         self._stopping = True
@@ -127,6 +129,7 @@ class Supervisor:
             "--worker-port", str(self._options.worker_port), "--member", self._member,
             "--arena-fd", str(self._arena), "--beat-fd", str(writing),
             *(["--restarted"] if self._starts else []), *(["--latched"] if self._probes.latched else []),
+            "--last-beat", self._last_beat,
         ]  # fmt: skip
         self._starts += 1
         try:
@@ -161,7 +164,12 @@ class Supervisor:
 
     def _beat(self, line: bytes) -> None:
         with contextlib.suppress(ValueError):
-            message = json.loads(line)
+            text = line.decode()
+            message = json.loads(text)
+            if not isinstance(message, dict):
+                return
+            if len(text) <= MAX_BEAT:
+                self._last_beat = text  # for the next worker, as it came
             self._probes.started = True
             if message.get("ready") and not self._probes.latched:
                 log.info("ready: latched for the life of this container")

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 from kvpool_agent.app import Agent, Place
+from kvpool_agent.heartbeat import Beat
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_contract.config import ConfigError, decode_config
 
@@ -28,6 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--beat-fd", type=int, required=True, help="pipe to the supervisor")
     parser.add_argument("--restarted", action="store_true")
     parser.add_argument("--latched", action="store_true")
+    parser.add_argument("--last-beat", default="", help="the last beat of the worker before this one")
     return parser.parse_args(arguments)
 
 
@@ -44,10 +45,11 @@ async def serve(options: argparse.Namespace) -> None:
         options.member,
         options.restarted,
         options.latched,
+        Beat.decode(options.last_beat),
     )
 
-    def beat(ready: bool) -> None:
-        os.write(options.beat_fd, json.dumps({"ready": ready}).encode() + b"\n")
+    def beat(beat: Beat) -> None:
+        os.write(options.beat_fd, beat.encode().encode() + b"\n")
 
     agent = Agent(decoded, place, memory, beat)
     loop = asyncio.get_running_loop()

@@ -141,8 +141,8 @@ _TABLE = (
     ),
     Reason(
         "arena_lost",
-        "The worker was restarted after the pod had become ready, and its arena started empty.",
-        "Nothing to do: the engine offers its blocks again; see the agent's log for the crash.",
+        "The worker was restarted after the pod had become ready, and none of its blocks could be recovered.",
+        "Nothing to do: the engine offers its blocks again; see the agent's log for why the worker ended.",
     ),
     # why a block was not loaded (its final answer was a miss)
     Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
@@ -185,6 +185,11 @@ _TABLE = (
         "no_room",
         "Neither arena nor host pool had room for the block.",
         "Raise tiers.memory.size or engine.hostPool.size.",
+    ),
+    Reason(
+        "just_restarted",
+        "The worker was restarted and writes nothing into its arena for two seconds, while the engine may still read.",
+        "Nothing to do; see the agent's log for why the worker ended.",
     ),
     Reason("unknown", "No other reason was recorded.", "Report this with the agent's log."),
     # why another member was refused

@@ -157,6 +157,7 @@ class Replica:
             **pool.agent,
             **(agent or {}),
         }
+        self.agent_entry: Sequence[str] = ("-m", "kvpool_agent")
         self.agent_process: subprocess.Popen[bytes] | None = None
         self.engine_process: subprocess.Popen[bytes] | None = None
         self.engine_started = 0.0
@@ -168,7 +169,7 @@ class Replica:
         with self.pool.members.open("a") as members:
             members.write(f"{LOOPBACK}:{self.peer_port}\n")
         command = [
-            str(self.pool.tools.agent_python), "-m", "kvpool_agent", "--config", str(self.folder / "agent.json"),
+            str(self.pool.tools.agent_python), *self.agent_entry, "--config", str(self.folder / "agent.json"),
             "--run-dir", str(self.folder / "run"), "--bind", LOOPBACK, "--peer-port", str(self.peer_port),
             "--supervisor-port", str(self.supervisor_port), "--worker-port", str(self.worker_port),
         ]  # fmt: skip

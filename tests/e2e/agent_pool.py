@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import socket
+import threading
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from kvpool_client import wire
 from kvpool_contract.status import AgentStatus, Event, decode_status
 
 WAIT_SECONDS = 20.0
+# a supervisor whose pause between workers does not grow, for tests that kill many of them
+IMPATIENT = ("-c", "from kvpool_agent import supervisor; supervisor.BACK_OFF = (0.05,); supervisor.main()")
 RAW_ROWS, RAW_ROW_BYTES = 8, 4096
 
 
@@ -36,6 +41,10 @@ class Node:
 
     def start(self) -> "Node":
         self.replica.start_agent()
+        return self
+
+    def impatient(self) -> "Node":
+        self.replica.agent_entry = IMPATIENT
         return self
 
     def begin_attach(self, **options: Any) -> "Node":
@@ -116,14 +125,50 @@ class Node:
         except urllib.error.HTTPError:
             return False
 
+    def kill_worker(self) -> str:
+        """kill -9; returns the incarnation that is no more."""
+        incarnation = self.status().incarnation
+        os.kill(self.replica.worker_pid(), signal.SIGKILL)
+        return incarnation
+
+    def until_restarted(self, killed: str) -> AgentStatus:
+        """The first status in which the next worker has judged what the killed one left."""
+        return self.until(
+            "restarted", lambda s: s.incarnation != killed and any(e.word == "recovered" for e in s.events)
+        )
+
     def arena_file(self) -> Path:
         """The arena's memory, by way of the supervisor that holds it."""
         process = self.replica.agent_process
         assert process is not None
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-            if "memfd:kvpool-arena" in str(descriptor.readlink()):
-                return descriptor
+            with suppress(FileNotFoundError):  # of a connection that has ended meanwhile
+                if "memfd:kvpool-arena" in str(descriptor.readlink()):
+                    return descriptor
         raise OSError("the supervisor holds no arena")
+
+
+@contextmanager
+def watched_readiness(node: Node) -> Iterator[list[bool]]:
+    """Asks /readyz without a pause; the list has every answer, False also for none."""
+    answers: list[bool] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            try:
+                answers.append(node.ready())
+            except OSError:
+                answers.append(False)
+            ended.wait(0.005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()
 
 
 class AgentPool:

@@ -148,6 +148,15 @@ def test_without_room_for_all_the_beginning_is_fetched(slab: Slab) -> None:
     assert (held(slab), source.asked) == ([0, 1], [[key(0), key(1)]])
 
 
+def test_a_worker_that_was_just_restarted_fetches_nothing_and_says_so() -> None:
+    held_back = Arena(SLOTS, writable_at=time.monotonic() + 1000)
+    source = Source()
+    made, _ = fetcher(source)
+    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), held_back)
+    assert made.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == "just_restarted"
+    assert source.asked == []
+
+
 def test_blocks_that_are_here_are_not_fetched(slab: Slab) -> None:
     source = Source()
     made, _ = fetcher(source)

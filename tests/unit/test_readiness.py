@@ -111,13 +111,94 @@ def test_an_engine_that_is_healthy_after_the_warm_up_has_waited_for_nothing() ->
     assert readiness.added_seconds == 0.0
 
 
-def test_a_worker_restarted_after_the_latch_is_ready_from_its_start_and_says_what_was_lost() -> None:
-    readiness = Readiness(LIMITS, latched=True)
-    assert readiness.ready and state_of(readiness) == (DEGRADED, "arena_lost")
-    readiness.attached(1.0)
-    assert state_of(readiness) == (DEGRADED, "arena_lost")
-    readiness.warmed("nothing_to_warm", 2.0)
-    assert state_of(readiness) == (DEGRADED, "arena_lost")
-    readiness.warmed("", 3.0)
-    assert state_of(readiness) == (WARM, "")
+def resumed(state: str, reason: str = "") -> Readiness:
+    """A worker whose predecessor was ready like this."""
+    return Readiness(LIMITS, latched=True, last=(state, reason))
+
+
+WARM_UP_ENDS = ("nothing_to_warm", "warm_deadline", "warm_incomplete", "arena_lost")
+
+
+@pytest.mark.parametrize(
+    "last", [(WARM, ""), *((DEGRADED, reason) for reason in (*WARM_UP_ENDS, "no_shm_room", "not_attached"))]
+)
+def test_a_worker_restarted_after_the_latch_goes_on_with_the_last_ones_state(last: tuple[str, str]) -> None:
+    readiness = resumed(*last)
+    assert readiness.ready and state_of(readiness) == last
+    late(readiness)
+    healthy(readiness)
+    assert state_of(readiness) == last
     assert readiness.added_seconds == 0.0
+
+
+@pytest.mark.parametrize("last", [(WARM, ""), *((DEGRADED, reason) for reason in WARM_UP_ENDS)])
+@pytest.mark.parametrize("end", WARM_UP_ENDS[:3])
+def test_a_warm_up_after_a_restart_that_does_not_reach_its_end_changes_nothing(last: tuple[str, str], end: str) -> None:
+    readiness = resumed(*last)
+    attached(readiness)
+    readiness.warmed(end, 20.0)
+    assert state_of(readiness) == last
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("nothing_to_warm", (DEGRADED, "nothing_to_warm")),
+        ("warm_deadline", (WARM, "")),
+        ("warm_incomplete", (WARM, "")),
+        ("arena_lost", (WARM, "")),
+    ],
+)
+def test_a_warm_up_after_a_restart_that_brings_in_what_was_missing_makes_it_warm(
+    reason: str, state: tuple[str, str]
+) -> None:
+    readiness = resumed(DEGRADED, reason)
+    attached(readiness)
+    warm(readiness)
+    assert state_of(readiness) == state
+
+
+def test_an_arena_that_was_lost_is_named_until_the_hot_set_is_in_again() -> None:
+    readiness = resumed(WARM)
+    readiness.arena_lost()
+    attached(readiness)
+    assert readiness.ready and state_of(readiness) == (DEGRADED, "arena_lost")
+    cold(readiness)
+    assert state_of(readiness) == (DEGRADED, "arena_lost")
+    warm(readiness)
+    assert state_of(readiness) == (WARM, "")
+
+
+def test_a_loss_hides_no_better_reason_and_does_not_make_ready() -> None:
+    readiness = resumed(DEGRADED, "no_shm_room")
+    readiness.arena_lost()
+    assert state_of(readiness) == (DEGRADED, "no_shm_room")
+    starting = Readiness(LIMITS)
+    starting.arena_lost()
+    assert state_of(starting) == (STARTING, "")
+
+
+@pytest.mark.parametrize("last", [("", ""), (WARMING, ""), (STARTING, ""), ("Draining", "x")])
+def test_a_latched_worker_that_was_told_no_ready_state_counts_its_arena_as_lost(last: tuple[str, str]) -> None:
+    assert state_of(resumed(*last)) == (DEGRADED, "arena_lost")
+
+
+def test_a_worker_restarted_before_the_latch_starts_over() -> None:
+    readiness = Readiness(LIMITS, latched=False, last=(WARMING, ""))
+    assert state_of(readiness) == (STARTING, "")
+    attached(readiness)
+    warm(readiness)
+    assert state_of(readiness) == (WARM, "")
+
+
+def test_an_engine_that_attaches_for_the_first_time_after_a_restart_warms_as_any_other() -> None:
+    readiness = resumed(DEGRADED, "not_attached")
+    attached(readiness)
+    assert state_of(readiness) == (DEGRADED, "nothing_to_warm")
+    warm(readiness)
+    assert state_of(readiness) == (WARM, "")
+    bare_first = resumed(WARM)
+    bare(bare_first)
+    assert state_of(bare_first) == (DEGRADED, "no_shm_room")
+    cold(bare_first)
+    assert state_of(bare_first) == (DEGRADED, "nothing_to_warm")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -132,6 +133,15 @@ def test_without_room_the_beginning_is_kept_and_the_answer_says_so(bench: Bench,
     bench.flow.commit(bench.open, 1)
     assert slab.arena.run([key(n) for n in range(ROWS)]) == SLOTS
     assert bench.account.counters["stores_without_room"] == 1
+
+
+def test_a_worker_that_was_just_restarted_stores_nothing_and_counts_it(rows: HostPool) -> None:
+    held_back = Arena(SLOTS, writable_at=time.monotonic() + 1000)
+    bench = Bench(Slab(b"f" * 16, {}, ROW, ArenaMemory.anonymous(SLOTS * ROW), held_back), rows)
+    bench.flow.start()
+    assert bench.ask(1, 0, 1) == (False, 0)
+    assert bench.account.counters == {"stores_just_restarted": 1}
+    bench.flow.close()
 
 
 def test_a_host_pool_that_is_gone_is_not_read(bench: Bench, slab: Slab, rows: HostPool) -> None:

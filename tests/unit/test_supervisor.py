@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from replica import wait_for
 
-from kvpool_agent import supervisor
+from kvpool_agent import supervisor, worker
+from kvpool_agent.heartbeat import Beat
 from kvpool_agent.supervisor import MAX_PROBES, REQUEST_BYTES, Probes, Supervisor, parse
 
 WAIT = 10.0
@@ -61,17 +62,62 @@ def test_ready_is_a_latch(probes: Probes) -> None:
     assert status(probes, "/readyz") == 200
 
 
+def test_the_last_beat_is_handed_to_the_next_worker_as_it_came(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def spawn(command: list[str], **_: object) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        return real([sys.executable, "-c", "pass"])
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", spawn)
+    made = Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)
+    made._run_worker()
+    first = Beat(True, "Ready(warm)", "", 7)
+    for line in (
+        b'{"ready": false}',
+        first.encode().encode(),
+        b"[1]",
+        b"nonsense",
+        b"\xff",
+        "{}".encode("utf-16"),
+        b'{"x": "' + b"x" * 5000 + b'"}',
+    ):
+        made._beat(line)
+    made._run_worker()
+    last = [command[command.index("--last-beat") + 1] for command in commands]
+    assert last == ["", first.encode()]
+    assert [worker.parse(command[3:]).restarted for command in commands] == [False, True]
+    assert [Beat.decode(worker.parse(command[3:]).last_beat) for command in commands] == [Beat(False), first]
+
+
+@pytest.mark.parametrize(
+    ("line", "beat"),
+    [
+        ("", Beat(False)),
+        ("{", Beat(False)),
+        ("7", Beat(False)),
+        ('{"ready": true}', Beat(True)),
+        ('{"ready": 1, "state": 2, "reason": null, "blocks": "x", "later": {}}', Beat(False)),
+        ('{"ready": true, "state": "s", "reason": "r", "blocks": 3}', Beat(True, "s", "r", 3)),
+    ],
+)
+def test_a_beat_of_another_version_is_read_as_far_as_it_goes(line: str, beat: Beat) -> None:
+    assert Beat.decode(line) == beat
+    assert Beat.decode(beat.encode()) == beat
+
+
 def test_a_worker_whose_heartbeat_stops_is_killed(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.05)
     reading, writing = os.pipe()
-    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     os.write(writing, b'{"ready": true}\n')
     try:
-        Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)._listen(reading, worker)
-        assert worker.wait(WAIT) == -signal.SIGKILL
+        Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)._listen(reading, process)
+        assert process.wait(WAIT) == -signal.SIGKILL
     finally:
-        worker.kill()
-        worker.wait()
+        process.kill()
+        process.wait()
         os.close(reading)
         os.close(writing)
     assert probes.latched

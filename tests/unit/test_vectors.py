@@ -12,6 +12,7 @@ import pytest
 
 from kvpool_agent.peer import frames
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store import headers
 from kvpool_agent.store.tag import tag_of
 from kvpool_client import wire
 from kvpool_contract.names import block_key, format_fingerprint
@@ -73,6 +74,24 @@ def test_format_fingerprints(vector: dict[str, Any]) -> None:
 def test_block_tags(vector: dict[str, Any]) -> None:
     key, data = bytes.fromhex(vector["key"]), bytes.fromhex(vector["data"])
     assert tag_of(key, memoryview(data)).hex() == vector["tag"]
+
+
+@pytest.mark.parametrize("vector", vectors("arena_headers"), ids=lambda v: v["name"])
+def test_arena_headers(vector: dict[str, Any]) -> None:
+    tail = bytes.fromhex(vector["tail"])
+    header = headers.ArenaHeader(
+        bytes.fromhex(vector["fingerprint"]), vector["fields"], vector["slot_bytes"], vector["slot_count"]
+    )
+    assert headers.encode_arena(header) == tail
+    assert headers.decode_arena(memoryview(bytes(vector["size"] - len(tail)) + tail)) == header
+
+
+@pytest.mark.parametrize("vector", vectors("slot_headers"), ids=lambda v: v["name"])
+def test_slot_headers(vector: dict[str, Any]) -> None:
+    key, parent, tag, data = (bytes.fromhex(vector[name]) for name in ("key", "parent", "tag", "header"))
+    header = headers.SlotHeader(key, parent, tag, vector["foreign"])
+    assert headers.encode_slot(vector["slot"], header) == data
+    assert headers.decode_slot(vector["slot"], data) == header
 
 
 def test_every_part_of_a_name_changes_it() -> None:

@@ -16,6 +16,7 @@ from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_contract.config import Prewarm, Readiness
@@ -69,9 +70,12 @@ class Pool:
         return reason
 
 
-def warm(pool: Pool, bounds: Prewarm | None = None, **readiness: float) -> tuple[str, WarmupFlow, Account]:
+def warm(
+    pool: Pool, bounds: Prewarm | None = None, arena: Arena | None = None, **readiness: float
+) -> tuple[str, WarmupFlow, Account]:
     """Runs a warm-up to its end; what it said, once."""
-    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), Arena(SLOTS))
+    arena = Arena(SLOTS) if arena is None else arena
+    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), arena)
     account = Account()
     limits = Readiness(**readiness)  # type: ignore[arg-type]
     flow = WarmupFlow(bounds or Prewarm(), limits, pool, pool, pool, Breakers(account), account)  # type: ignore[arg-type]
@@ -97,6 +101,28 @@ def test_all_blocks_of_all_members_are_fetched_once_and_the_end_has_no_reason() 
 def test_nobody_to_warm_from_ends_at_once_and_is_not_warm(pool: Pool) -> None:
     reason, _, account = warm(pool)
     assert (reason, account.events) == ("nothing_to_warm", [])
+
+
+def test_after_a_restart_it_waits_for_the_arena_and_fetches_only_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warmup, "LOOK_SECONDS", 0.001)
+    arena = Arena(SLOTS, unjudged=range(8))
+    looks = iter(range(8))
+
+    def look(now: float) -> bool:
+        """A slot is judged each time the warm-up looks whether all are."""
+        slot = next(looks, None)
+        if slot is None:
+            return True
+        return not arena.judge(slot, SlotHeader(key(slot), b"", b"", False))
+
+    monkeypatch.setattr(arena, "writable", look)
+    pool = Pool(20)
+    reason, flow, _ = warm(pool, arena=arena, targetPercent=100)
+    assert (reason, sorted(pool.fetched)) == ("", [key(n) for n in range(8, 20)])
+    progress = flow.progress.snapshot(0.0)
+    assert (progress.planned_blocks, progress.loaded_blocks, progress.bytes) == (20, 20, 12 * SLOT)
 
 
 def test_a_member_without_an_answer_is_left_out() -> None:

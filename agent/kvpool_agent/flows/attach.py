@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
@@ -62,7 +62,6 @@ class EngineHandler:
         self._lock = threading.Lock()
         self.sessions = 0
         self.attaches = 0
-        self.format_fields: dict[str, Any] = {}
 
     def bare(self, reason: str, detail: str) -> None:
         word = reason if reason in REASONS else "unknown"
@@ -110,13 +109,13 @@ class EngineHandler:
             mapping.close()
             if self.sessions:
                 raise Refusal("other_format") from None
-            self._hooks.other_format()
-            raise Busy from None
+            self._make_way()
         if slab.slot_bytes != row_bytes:
             mapping.close()
-            raise Refusal("geometry_refused")
+            if self.attaches:
+                raise Refusal("geometry_refused")
+            self._make_way()  # only a predecessor's engine had this format with other blocks
         with self._lock:
-            self.format_fields = fields
             self.attaches += 1
             self.sessions += 1
         reader = self._memory.reader()
@@ -142,6 +141,12 @@ class EngineHandler:
             self._hooks.attached(slab)
         pool = HostPool(mapping, rows, row_bytes)
         return EngineSession(self, slab, pool, hash_bytes, groups, port)
+
+    def _make_way(self) -> NoReturn:
+        """Starts the worker anew for this engine; the next one must not recover what this one holds."""
+        self._slabs.wipe()
+        self._hooks.other_format()
+        raise Busy
 
     def session_ended(self) -> None:
         with self._lock:

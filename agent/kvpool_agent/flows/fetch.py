@@ -97,11 +97,13 @@ class Fetcher:
         deadline: float,
         arrived: Callable[[int], None],
     ) -> str:
-        slots = slab.arena.reserve(len(wanted), time.monotonic())
+        now = time.monotonic()
+        writable = slab.arena.writable(now)
+        slots = slab.arena.reserve(len(wanted), now)
         short = len(slots) < len(wanted)
+        reason = "" if not short else "no_room" if writable else "just_restarted"
         wanted = wanted[: len(slots)]
         landed = 0
-        reason = "no_room" if short else ""
 
         def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
             nonlocal landed

@@ -151,9 +151,11 @@ class StoreFlow:
         for offer, known in zip(offers, here, strict=True):
             if known:
                 continue
-            slots = slab.arena.reserve(1, time.monotonic())
+            now = time.monotonic()
+            writable = slab.arena.writable(now)
+            slots = slab.arena.reserve(1, now)
             if not slots:
-                self._account.count("stores_without_room")
+                self._account.count("stores_without_room" if writable else "stores_just_restarted")
                 whole = False
                 break
             slot = slots[0]

@@ -1,4 +1,5 @@
-"""The warm-up of a newcomer: the pool's hot set, fetched within bounds before the pod takes traffic.
+"""The warm-up of a newcomer: the pool's hot set, fetched within bounds before the pod takes traffic; after a restart
+of the worker, what of it was not recovered.
 
 Sources are the live members of the same format that hold blocks. None, or none with a hot set: the warm-up ends at
 once and is never called warm. Batches go out in the order of heat, over a bounded number of streams, each after the
@@ -31,6 +32,7 @@ SETTLE_SECONDS = 3.0
 LIST_SECONDS = 3.0
 BATCH_BLOCKS = 4
 BUSY_SECONDS = 0.2
+LOOK_SECONDS = 0.05
 MAX_LIST = 65_536
 
 
@@ -182,6 +184,7 @@ class WarmupFlow:
         plan = self._plan(slab)
         if not plan:
             return "nothing_to_warm"
+        self._until_writable(slab)
         now = time.monotonic()
         self.progress.begin(len(plan), now)
         self._account.event("warm_begin", blocks=len(plan), bytes=len(plan) * slab.slot_bytes)
@@ -207,6 +210,12 @@ class WarmupFlow:
             self._account.event("warm_end", blocks=self.progress.loaded)
             return ""
         return "warm_deadline" if fetching.late else "warm_incomplete"
+
+    def _until_writable(self, slab: Slab) -> None:
+        """After a restart: what is missing is known when the arena is recovered, and can be written then."""
+        until = time.monotonic() + self._readiness.deadlineSeconds
+        while not slab.arena.writable(now := time.monotonic()) and now < until:
+            time.sleep(LOOK_SECONDS)
 
     def _plan(self, slab: Slab) -> list[WarmBlock]:
         self._members.settle(SETTLE_SECONDS)

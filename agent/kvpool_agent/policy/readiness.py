@@ -1,11 +1,15 @@
 """The states of an agent and the way between them.
 
 Starting → Warming → Ready(warm) | Ready(degraded, reason). Ready is a latch: the supervisor keeps it for the life of
-the agent's container, so no later outage empties a Service. Pure: events go in with their time, the state comes out.
+the agent's container, so no later outage empties a Service. A worker that follows another one in a container that
+was ready goes on with its state, unless the arena did not survive. Pure: events go in with their time, the state
+comes out.
 """
 
 from dataclasses import dataclass
 
+# how a warm-up may end
+_WARM_UP_REASONS = ("", "nothing_to_warm", "warm_deadline", "warm_incomplete", "arena_lost")
 STARTING, WARMING, WARM, DEGRADED = "Starting", "Warming", "Ready(warm)", "Ready(degraded)"
 
 
@@ -20,12 +24,15 @@ class Limits:
 class Readiness:
     """`state`, `reason` (of Ready(degraded), else empty) and `ready_at`. Times in seconds of one clock."""
 
-    def __init__(self, limits: Limits, *, latched: bool = False) -> None:
-        """latched: an earlier worker of this container was ready already; its arena is gone."""
+    def __init__(self, limits: Limits, *, latched: bool = False, last: tuple[str, str] = ("", "")) -> None:
+        """latched: an earlier worker of this container was ready already; last: its state and reason, where it told
+        them."""
         self._limits = limits
-        self.state = DEGRADED if latched else STARTING
-        self.reason = "arena_lost" if latched else ""
+        self.state, self.reason = STARTING, ""
+        if latched:
+            self.state, self.reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "arena_lost")
         self.latched = latched
+        self._resumed = latched
         self.healthy_at: float | None = None
         self.attached_at: float | None = None
         self.ready_at: float | None = None
@@ -53,7 +60,7 @@ class Readiness:
         if self.state == STARTING:
             self.state = WARMING
         elif self.reason in ("not_attached", "agent_unreachable"):
-            self.reason = "nothing_to_warm"
+            self.reason, self._resumed = "nothing_to_warm", False
 
     def bare(self, reason: str, now: float) -> None:
         """The engine starts, or goes on, without the pool."""
@@ -61,9 +68,17 @@ class Readiness:
 
     def warmed(self, reason: str, now: float) -> None:
         """The warm-up has ended: with an empty reason the hot set is in, else what kept it from that."""
-        if self.state == DEGRADED and self.reason == "arena_lost" and reason:
-            return
+        if self._resumed and self.reason in _WARM_UP_REASONS:
+            # the warm-up of the earlier worker has been judged; this one only brings in what is missing
+            complete = not reason and self.reason not in ("", "nothing_to_warm")
+            if not complete:
+                return
         self._enter(DEGRADED if reason else WARM, reason, now)
+
+    def arena_lost(self) -> None:
+        """A latched worker has recovered nothing although its predecessor held blocks."""
+        if self._resumed and self.reason in _WARM_UP_REASONS:
+            self.state, self.reason = DEGRADED, "arena_lost"
 
     def tick(self, now: float) -> None:
         """Lets deadlines pass."""
@@ -74,7 +89,7 @@ class Readiness:
             self._enter(DEGRADED, "not_attached", now)
 
     def _enter(self, state: str, reason: str, now: float) -> None:
-        self.state, self.reason = state, reason
+        self.state, self.reason, self._resumed = state, reason, False
         if self.ready_at is None:
             self.ready_at = now
 

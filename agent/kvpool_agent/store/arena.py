@@ -4,6 +4,9 @@ Least recently used goes first, leaves only: a block with a child in the arena s
 could not be reached. A slot is free, or reserved by a writer, or holds a block. A lease keeps a block in its slot
 until its time is over. Finding a victim costs the logarithm of the number of blocks: a heap of leaves with entries
 that are checked when they come up.
+
+Where the memory has slot headers, they follow the index under its lock: a block has one from its publication until
+it is evicted or dropped, a free or reserved slot has none.
 """
 
 import heapq
@@ -11,6 +14,9 @@ import itertools
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from kvpool_agent.store.headers import SlotHeader
+from kvpool_agent.store.table import HeaderTable
 
 NO_PARENT = b""
 
@@ -46,12 +52,24 @@ class Held:
 class Arena:
     """Slots 0 … slot_count − 1. Times in seconds of one monotonic clock."""
 
-    def __init__(self, slot_count: int) -> None:
+    def __init__(
+        self,
+        slot_count: int,
+        table: HeaderTable | None = None,
+        *,
+        writable_at: float = 0.0,
+        unjudged: Iterable[int] = (),
+    ) -> None:
+        """table: the memory's slot headers. No slot is given to a writer before `writable_at`, nor while one of
+        `unjudged`, which an earlier worker may have filled, has not been judged."""
         self.slot_count = slot_count
         self._lock = threading.Lock()
+        self._table = table
+        self._writable_at = writable_at
+        self._unjudged = set(unjudged)
         self._blocks: dict[bytes, _Block] = {}
         self._children: dict[bytes, int] = {}
-        self._free = list(range(slot_count - 1, -1, -1))
+        self._free = [slot for slot in range(slot_count - 1, -1, -1) if slot not in self._unjudged]
         self._heap: list[tuple[int, bytes]] = []
         self._clock = itertools.count(1)
         self._lease_numbers = itertools.count(1)
@@ -85,6 +103,11 @@ class Arena:
                 if key not in self._blocks:
                     return i
             return len(keys)
+
+    def writable(self, now: float) -> bool:
+        """Whether slots are given to writers. Until then a predecessor's leases may not be over, or its blocks not
+        all be found, and a parent would look like a leaf."""
+        return now >= self._writable_at and not self._unjudged
 
     # -- leases --------------------------------------------------------------------------------------
 
@@ -130,8 +153,10 @@ class Arena:
 
     def reserve(self, count: int, now: float) -> list[int]:
         """Up to `count` slots to write into, by evicting what may be; fewer when everything is leased or in use as
-        a parent of what is."""
+        a parent of what is; none before the arena is `writable`."""
         with self._lock:
+            if not self.writable(now):
+                return []
             self._expire(now)
             slots: list[int] = []
             while len(slots) < count and (self._free or self._evict_one()):
@@ -149,12 +174,9 @@ class Arena:
             if key in self._blocks:
                 self._free.append(slot)
                 return False
-            block = _Block(slot, parent, tag, foreign)
-            self._blocks[key] = block
-            self.foreign += foreign
-            if parent != NO_PARENT:
-                self._children[parent] = self._children.get(parent, 0) + 1
-            self._touch(key, block)
+            if self._table is not None:
+                self._table.fill(slot, SlotHeader(key, parent, tag, foreign))
+            self._add(key, _Block(slot, parent, tag, foreign))
             return True
 
     def drop(self, key: bytes) -> None:
@@ -165,7 +187,33 @@ class Arena:
             if block is not None:
                 self._remove(key, block)
 
+    # -- recovery ------------------------------------------------------------------------------------
+
+    def unjudged(self) -> list[int]:
+        return sorted(self._unjudged)
+
+    def judge(self, slot: int, header: SlotHeader | None) -> bool:
+        """Makes an unjudged slot the block of its header, whose bytes were checked, or, with None, a free one. False
+        when it is free."""
+        with self._lock:
+            if header is not None and header.key not in self._blocks:
+                self._add(header.key, _Block(slot, header.parent, header.tag, header.foreign))
+                self._unjudged.discard(slot)
+                return True
+            if self._table is not None:
+                self._table.clear(slot)
+            self._free.append(slot)
+            self._unjudged.discard(slot)
+            return False
+
     # -- inside the lock -----------------------------------------------------------------------------
+
+    def _add(self, key: bytes, block: _Block) -> None:
+        self._blocks[key] = block
+        self.foreign += block.foreign
+        if block.parent != NO_PARENT:
+            self._children[block.parent] = self._children.get(block.parent, 0) + 1
+        self._touch(key, block)
 
     def _touch(self, key: bytes, block: _Block) -> None:
         block.used = next(self._clock)
@@ -196,6 +244,8 @@ class Arena:
 
     def _remove(self, key: bytes, block: _Block) -> None:
         del self._blocks[key]
+        if self._table is not None:
+            self._table.clear(block.slot)
         self.foreign -= block.foreign
         if block.leases:
             block.dropped = True

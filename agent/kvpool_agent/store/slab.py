@@ -1,17 +1,21 @@
 """The slab of a format: the arena's memory cut into slots of one block's size.
 
-One format for the life of a worker: blocks of an engine that comes back with the same format are kept; for an
-engine of another format the worker is started anew, so that no transfer of the old one can land in its slots.
+One format for the life of a worker: blocks of an engine that comes back with the same format are kept, also those of
+a worker before this one; for an engine of another format the worker is started anew, so that no transfer of the old
+one can land in its slots.
 """
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool_agent.policy.heat import HeatTable
 from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.headers import encode_fields, slots_that_fit
 from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.table import HeaderTable
 from kvpool_contract.names import block_key
 
 LEASE_SECONDS = 2.0
@@ -50,13 +54,14 @@ class OtherFormat(Exception):  # noqa: N818
 
 
 class Slabs:
-    """The slab of now. `usable_at`: until then slots may still be read under leases that somebody else gave."""
+    """The slab of now. `writable_at`: until then slots may still be read under leases that a predecessor gave."""
 
-    def __init__(self, memory: ArenaMemory, usable_at: float) -> None:
+    def __init__(self, memory: ArenaMemory, writable_at: float) -> None:
         self._memory = memory
         self._lock = threading.Lock()
         self._current: Slab | None = None
-        self._usable_at = usable_at
+        self._table: HeaderTable | None = None
+        self._writable_at = writable_at
 
     @property
     def current(self) -> Slab | None:
@@ -71,17 +76,43 @@ class Slabs:
         slab = self._current
         return slab if slab is not None and slab.fingerprint == fingerprint else None
 
+    def reopen(self) -> tuple[Slab, HeaderTable] | None:
+        """The slab that a predecessor has left in the memory, its filled slots not yet judged; None where there is
+        none that this version reads."""
+        table = HeaderTable.found(self._memory.view)
+        if table is None or table.header.slot_count < LEAST_BLOCKS:
+            return None
+        with self._lock:
+            slab = self._slab(table, list(table.not_free()))
+            return slab, table
+
     def open(self, fingerprint: bytes, fields: dict[str, Any], slot_bytes: int) -> Slab:
-        """The slab for this format, made if there is none yet. Waits until leases that a predecessor gave on this
-        memory are over, two seconds at most. Raises NoRoom, and OtherFormat where the memory is another format's.
+        """The slab for this format, made if there is none yet. Raises NoRoom, and OtherFormat where the memory is
+        another format's.
+
+        To cut the memory it waits until leases that a predecessor gave on it are over, two seconds at most: the new
+        headers may lie where its slots did.
         """
-        slot_count = self._memory.size // slot_bytes
-        if slot_count < LEAST_BLOCKS:
+        if slots_that_fit(self._memory.size, slot_bytes, len(encode_fields(fields))) < LEAST_BLOCKS:
             raise NoRoom
         with self._lock:
             if self._current is None:
-                time.sleep(max(0.0, self._usable_at - time.monotonic()))
-                self._current = Slab(fingerprint, fields, slot_bytes, self._memory, Arena(slot_count))
+                time.sleep(max(0.0, self._writable_at - time.monotonic()))
+                self._slab(HeaderTable.made(self._memory.view, fingerprint, fields, slot_bytes), ())
+            assert self._current is not None
             if self._current.fingerprint != fingerprint:
                 raise OtherFormat
             return self._current
+
+    def wipe(self) -> None:
+        """Lets the next worker find nothing. This one goes on with what it has."""
+        with self._lock:
+            if self._table is not None:
+                self._table.wipe()
+
+    def _slab(self, table: HeaderTable, unjudged: Sequence[int]) -> Slab:
+        cut = table.header
+        arena = Arena(cut.slot_count, table, writable_at=self._writable_at, unjudged=unjudged)
+        self._table = table
+        self._current = Slab(cut.fingerprint, cut.fields, cut.slot_bytes, self._memory, arena)
+        return self._current

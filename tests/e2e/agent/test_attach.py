@@ -74,6 +74,31 @@ def test_an_engine_that_comes_back_with_another_format_gets_a_new_worker(pool: A
     after = a.status()
     assert after.incarnation != before.incarnation
     assert (after.format != before.format, after.arena.blocks) == (True, 0)
+    assert "recovered_blocks" not in after.counters
+
+
+def test_an_engine_of_another_format_after_a_restart_gets_a_worker_that_recovers_nothing_of_the_old_one(
+    pool: AgentPool,
+) -> None:
+    a = pool.joined("a")
+    a.engine.serve(prompt("p", 4))
+    a.until_blocks(4)
+    a.until("latched", lambda _: a.ready())
+    a.close_engines()
+    a.until("detached", lambda status: not status.attached)
+    recovered = a.until_restarted(a.kill_worker())
+    assert (recovered.arena.blocks, recovered.reason) == (4, "nothing_to_warm")
+    a.attach(model="other")
+    after = a.until_state("Ready(degraded)", "arena_lost")
+    assert after.incarnation != recovered.incarnation
+    assert (after.arena.blocks, after.events[0].word) == (0, "restarted")
+    # no worker after it goes back to the old format
+    assert a.engine.serve(prompt("q", 5)).equal
+    a.until_blocks(5)
+    again = a.until_restarted(a.kill_worker())
+    assert (again.format, again.arena.blocks, again.reason) == (after.format, 5, "arena_lost")
+    a.until("attached", lambda status: status.attached)
+    assert a.status().incarnation == again.incarnation
 
 
 def test_a_client_that_is_there_before_its_agent_attaches_by_itself(pool: AgentPool) -> None:

@@ -4,64 +4,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from agent_pool import AgentPool, Node
+from agent_pool import AgentPool
 from replica import MIB, wait_for
 from standin_engine import Served, engine_keys, prompt
 
 ROW = 4096
-
-
-@contextmanager
-def watched_readiness(node: Node) -> Iterator[list[bool]]:
-    """Asks /readyz without a pause; the list has every answer, False also for none."""
-    answers: list[bool] = []
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set():
-            try:
-                answers.append(node.ready())
-            except OSError:
-                answers.append(False)
-            ended.wait(0.005)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_a_worker_killed_again_and_again_leaves_the_pod_ready_and_its_blocks_are_shared_again(pool: AgentPool) -> None:
-    a = pool.joined("a", prewarm={"maxBytes": 0})  # so that its arena is empty after each restart
-    b = pool.joined("b")
-    names = ["one", "two", "three"]
-    for name in names:
-        a.engine.serve(prompt(name, 6))
-    a.until_blocks(18)
-    a.until("latched", lambda _: a.ready())
-    with watched_readiness(a) as answers:
-        for name in names:
-            worker, attached = a.replica.worker_pid(), a.engine.session.attached
-            incarnation = a.status().incarnation
-            os.kill(worker, signal.SIGKILL)
-            wait_for("loss seen", lambda attached=attached: a.engine.session.attached is not attached, 20, 0.01)
-            wait_for("attached again", lambda: a.engine.session.attached, 20, 0.02)
-            status = a.until("another worker", lambda s, old=incarnation: s.incarnation != old and s.attached)
-            assert (status.state, status.reason) == ("Ready(degraded)", "arena_lost")
-            assert status.arena.blocks == 0
-            # what the engine holds is offered again with the next request that contains it
-            assert a.engine.serve(prompt(name, 6)) == Served(host=6)
-            a.until_blocks(6)
-            b.until_sees(a)
-            assert b.engine.serve(prompt(name, 6)) == Served(pool=6)
-    assert answers and all(answers)
-    assert b.status().transfers["demand_in"].blocks == 18
 
 
 def test_what_came_before_a_source_died_in_the_middle_is_kept_and_the_rest_is_computed(pool: AgentPool) -> None:

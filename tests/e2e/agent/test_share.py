@@ -72,13 +72,13 @@ def test_a_chain_whose_parts_lie_at_two_members_is_joined(pool: AgentPool) -> No
 
 def test_an_arena_under_pressure_keeps_its_limit_and_the_latest_prompts(pool: AgentPool) -> None:
     row = 64 << 10
-    slots = 16
-    a = pool.node("a", arenaBytes=slots * row).start().attach(row_bytes=row, rows=64)
+    slots, limit = 16, 17 * row  # the slots' headers take part of the last one
+    a = pool.node("a", arenaBytes=limit).start().attach(row_bytes=row, rows=64)
     b = pool.node("b").start().attach(row_bytes=row, rows=64)
     for i in range(5):
         assert a.engine.serve(prompt(f"p{i}", 8)) == Served(computed=8)
         arena = a.until(f"prompt {i}", lambda s, i=i: s.transfers["store_in"].blocks == 8 * (i + 1)).arena
-        assert arena.used_bytes <= arena.limit_bytes == slots * row
+        assert arena.used_bytes <= arena.limit_bytes == limit
         assert (arena.blocks, arena.evicted_blocks) == (min(8 * (i + 1), slots), max(0, 8 * (i + 1) - slots))
     b.until_sees(a)
     assert b.engine.serve(prompt("p4", 8)) == Served(pool=8)
