@@ -199,6 +199,7 @@ class Agent:
                 format=m.welcome.format if m.welcome else "",
                 blocks=m.welcome.blocks if m.welcome else 0,
                 error=m.error,
+                incarnation=m.welcome.incarnation if m.welcome else "",
             )
             for m in self._members.all()
         ]

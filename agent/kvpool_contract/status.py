@@ -20,7 +20,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A member as this agent sees it. `live`: it shook hands within the last two seconds."""
+    """A member as this agent sees it. `live`: it shook hands within the last two seconds; `incarnation`: which life of
+    its worker answered last."""
 
     address: str
     live: bool
@@ -29,6 +30,7 @@ class Peer(msgspec.Struct, frozen=True):
     format: str = ""
     blocks: int = 0
     error: str = ""
+    incarnation: str = ""
 
 
 class Hits(msgspec.Struct, frozen=True):
