@@ -245,6 +245,7 @@ class Agent:
             format=welcome.format if welcome else "",
             blocks=welcome.blocks if welcome else 0,
             error=member.error,
+            incarnation=welcome.incarnation if welcome else "",
             breaker=breaker,
             failures=failures,
             differences=differences(slab.fields, member.fields) if slab is not None and member.fields else [],

@@ -53,19 +53,31 @@ class Job(Protocol):
 class SchedulerSide:
     """One engine core's side of the session; also the session's listener."""
 
-    def __init__(self, socket: str, attach_header: dict[str, Any], pool: HostPool, key_bytes: int, *, shares: bool):
+    def __init__(
+        self,
+        socket: str,
+        attach_header: dict[str, Any],
+        pool: HostPool,
+        key_bytes: int,
+        *,
+        shares: bool,
+        store_seconds: float = STORE_SECONDS,
+    ) -> None:
         """key_bytes: length of the engine's keys. shares: whether the model is one that plans can answer for; else
-        every lookup is a miss and nothing is stored."""
+        every lookup is a miss and nothing is stored. store_seconds: how long a store may keep its rows."""
+        self._store_seconds = store_seconds
         self.ledger = Ledger()
         self._plans = Plans(load_deadline=0.0)
         self._offers = Offers()
         self._rows = pool.rows
         self._key_bytes = key_bytes
         self._shares = shares
-        self._load_requests: dict[int, str] = {}
+        self._load_requests: dict[int, str] = {}  # by job
         self._inbox: collections.deque[tuple[int, tuple[int, ...]] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
         self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes, key_bytes)
+
+    def start(self) -> None:
         self.session.start()
         self._loader.start()
 
@@ -121,7 +133,7 @@ class SchedulerSide:
         keys = sorted(rows, key=lambda key: place.get(key, 0))
         parents = dict(zip(chain[1:], chain, strict=False))
         tail = b"".join(key + parents.get(key, bytes(self._key_bytes)) for key in keys)
-        self.ledger.open(job.job_id, keys, is_load=False, deadline=now + STORE_SECONDS)
+        self.ledger.open(job.job_id, keys, is_load=False, deadline=now + self._store_seconds)
         header = {"verb": "store", "job": job.job_id, "rows": [rows[key] for key in keys]}
         if not self._shares or not self.session.post(header, tail):
             self.ledger.close(job.job_id, success=False)

@@ -20,9 +20,9 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A member as this agent sees it. `live`: it shook hands within the last two seconds. `breaker`: closed, open
-    (no source after `failures` in a row) or half_open (tried again). `differences`: how its format is another one
-    than this agent's, a line for each field."""
+    """A member as this agent sees it. `live`: it shook hands within the last two seconds; `incarnation`: which life of
+    its worker answered last. `breaker`: closed, open (no source after `failures` in a row) or half_open (tried
+    again). `differences`: how its format is another one than this agent's, a line for each field."""
 
     address: str
     live: bool
@@ -34,6 +34,7 @@ class Peer(msgspec.Struct, frozen=True):
     breaker: str = "closed"
     failures: int = 0
     differences: list[str] = []
+    incarnation: str = ""
 
 
 class Hits(msgspec.Struct, frozen=True):

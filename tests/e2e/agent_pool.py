@@ -109,7 +109,7 @@ class Node:
                 return any(
                     peer.live and peer.format == now.format and peer.blocks == now.arena.blocks
                     for peer in status.peers
-                    if peer.member == now.member and now.format
+                    if peer.incarnation == now.incarnation and now.format
                 )
 
             self.until(f"sees {other.replica.name}", seen)

@@ -1,7 +1,6 @@
 """The one stand-in engine of all suites: kvpool's real client under a scheduler of a hundred lines.
 
-It drives session, ledger, plans, loader and offers exactly as kvpool_client/engine_vllm/tier.py does, with a memory
-file as host pool, blocks of a few KiB, and bytes that follow from the prompt: what is loaded is compared with what
+It drives the same SchedulerSide that the engine's adapter drives, with a memory file as host pool, blocks of a few KiB, and bytes that follow from the prompt: what is loaded is compared with what
 would have been computed, byte by byte. Over HTTP it has what an agent reads of an engine: health and metrics.
 """
 
@@ -16,17 +15,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kvpool_client import session, wire
-from kvpool_client.ledger import Ledger, Result
-from kvpool_client.loader import Loader
+from kvpool_client.ledger import Result
 from kvpool_client.memory import address_of, reopen_read_only
-from kvpool_client.offers import Offers
-from kvpool_client.plans import Answer, Plans
+from kvpool_client.plans import Answer
+from kvpool_client.scheduler_side import STORE_SECONDS, HostPool, SchedulerSide
 
 BLOCK_TOKENS = 4
 HASH_BYTES = 32
 KEY_BYTES = HASH_BYTES + 4
-STORE_SECONDS = 5.0
 STEP_SECONDS = 0.002
 SERVE_SECONDS = 60.0
 
@@ -64,11 +60,25 @@ class Served:
 
 @dataclass
 class _Request:
-    name: str
+    """A request, with the names that the client knows it by."""
+
+    req_id: str
     keys: list[bytes]
-    offer_all: bool
+    offer_all: bool = False
     served: Served = field(default_factory=Served)
     hits: list[bytes] = field(default_factory=list)
+
+    @property
+    def _offload_key_positions(self) -> dict[bytes, int]:
+        return {key: (i + 1) * BLOCK_TOKENS for i, key in enumerate(self.keys)}
+
+
+@dataclass(frozen=True)
+class _Job:
+    job_id: int
+    keys: Sequence[bytes]
+    chunk_ids: Sequence[int]
+    req_context: _Request
 
 
 class StandInEngine:
@@ -84,7 +94,7 @@ class StandInEngine:
         model: str = "m",
         store_seconds: float = STORE_SECONDS,
     ) -> None:
-        self.row_bytes, self.rows, self._store_seconds = row_bytes, rows, store_seconds
+        self.row_bytes, self.rows = row_bytes, rows
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
         self._memory = memoryview(mmap.mmap(self._file, rows * row_bytes))
@@ -96,12 +106,9 @@ class StandInEngine:
             "hash_bytes": HASH_BYTES,
             "groups": 1,
         }
-        self.ledger = Ledger()
-        self._plans = Plans(load_deadline=0.0)
-        self._offers = Offers()
-        self._inbox: collections.deque[wire.Frame | None] = collections.deque()
-        self.session = session.Session(path, self.attach_header, [self._descriptor], self)
-        self._loader = Loader(self.session, self.ledger, address_of(self._memory), row_bytes, KEY_BYTES)
+        pool = HostPool(rows, row_bytes, address_of(self._memory), self._descriptor)
+        self.side = SchedulerSide(path, self.attach_header, pool, KEY_BYTES, shares=True, store_seconds=store_seconds)
+        self.session = self.side.session
         self._held: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self._free = list(range(rows))
         self._jobs = self._requests = 0
@@ -114,15 +121,12 @@ class StandInEngine:
         return int(self._http.server_address[1])
 
     def start(self) -> "StandInEngine":
-        self.session.start()
-        self._loader.start()
+        self.side.start()
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def close(self) -> None:
-        self.ledger.fail_all()
-        self._loader.close()
-        self.session.close()
+        self.side.shutdown()
         self._http.shutdown()
         self._http.server_close()
         os.close(self._file)
@@ -136,29 +140,6 @@ class StandInEngine:
     def overwrite(self) -> None:
         """Makes every row another's, as an engine does with rows whose jobs have ended."""
         self._memory[:] = b"\xa5" * len(self._memory)
-
-    # -- the session's listener, as the tier is ------------------------------------------------------
-
-    def on_attached(self, attached: session.Attached) -> None:
-        self._plans.load_deadline = attached.load_seconds + 0.5
-        self._offers.unconfirmed(time.monotonic())
-
-    def on_event(self, frame: wire.Frame) -> None:
-        if frame.verb != "copied":
-            self._inbox.append(frame)
-            return
-        job, whole = int(frame.header["job"]), bool(frame.header["whole"])
-        if not self.ledger.close(job, success=whole):
-            self.session.post({"verb": "forget", "job": job})
-            return
-        self.session.post({"verb": "commit", "job": job})
-        confirmed = whole and not frame.header["stored"]
-        (self._offers.confirmed if confirmed else self._offers.unconfirmed)(time.monotonic())
-
-    def on_lost(self) -> None:
-        self._inbox.append(None)
-        self.ledger.fail_all()
-        self._offers.unconfirmed(time.monotonic())
 
     # -- the scheduler -------------------------------------------------------------------------------
 
@@ -174,7 +155,7 @@ class StandInEngine:
             assert time.monotonic() < until, "a request got no answer"
             self._step_begin()
             waiting = [request for request in waiting if not self._scan(request)]
-            self._step_end()
+            self.side.end_step((), ())
         for request in requests:
             self._load(request)
             self._compute_and_store(request)
@@ -184,21 +165,13 @@ class StandInEngine:
     def _begin(self, tokens: Sequence[int]) -> _Request:
         self._requests += 1
         keys = engine_keys(tokens)
-        request = _Request(f"r{self._requests}", keys, self._offers.offer_again(time.monotonic()))
-        self._plans.begin(request.name, lambda: keys)
+        request = _Request(f"r{self._requests}", keys)
+        request.offer_all = self.side.new_request(request)
         return request
 
     def _step_begin(self) -> None:
         time.sleep(STEP_SECONDS)
-        while self._inbox:
-            frame = self._inbox.popleft()
-            if frame is None:
-                self._plans.fail_open()
-            elif frame.verb == "plan":
-                self._plans.answer(int(frame.header["plan"]), frame.header["hits"])
-        if self.ledger.expire(time.monotonic()):
-            self._offers.unconfirmed(time.monotonic())
-        for result in self.ledger.take():
+        for result in self.side.finished_jobs():
             assert result.job not in self._results, "a job was reported twice"
             self._results[result.job] = result
 
@@ -206,11 +179,7 @@ class StandInEngine:
         """Asks block by block from the first that the host pool lacks; whether there was an answer."""
         held = next((i for i, key in enumerate(request.keys) if key not in self._held), len(request.keys))
         for key in request.keys[held + len(request.hits) :]:
-            room = 2 * (self.ledger.load_rows + self._plans.hits_this_step) < self.rows
-            if self.session.attached is not None:
-                answer = self._plans.lookup(request.name, key, time.monotonic(), room)
-            else:
-                answer = self._plans.decline(request.name, key)
+            answer = self.side.lookup(key, request)
             if answer is Answer.RETRY:
                 return False
             if answer is Answer.MISS:
@@ -219,20 +188,14 @@ class StandInEngine:
         request.served.host = held
         return True
 
-    def _step_end(self) -> None:
-        for plan in self._plans.end_step():
-            header = {"verb": "lookup", "plan": plan.number, "start": plan.start}
-            if not self.session.post(header, b"".join(plan.chain)):
-                self._plans.answer(plan.number, ())
-
     def _load(self, request: _Request) -> None:
         wanted = [key for key in request.hits if key not in self._held]
         request.served.host += len(request.hits) - len(wanted)  # another request of this step has brought them
         if not wanted:
             return
         rows = self._take_rows(len(wanted))
-        job = self._job(wanted, is_load=True, seconds=self._plans.load_deadline)
-        self._loader.submit(job, list(zip(wanted, rows, strict=True)), self._plans.number_of(request.name))
+        job = self._job(wanted, rows, request)
+        self.side.submit_load(job)
         done = set(self._wait(job).done)
         for key, row in zip(wanted, rows, strict=True):
             if key not in done:
@@ -250,32 +213,25 @@ class StandInEngine:
         request.served.computed = len(computed)
         offered = request.keys if request.offer_all else computed
         if offered:
-            parents = dict(zip(request.keys[1:], request.keys, strict=False))
-            job = self._job(offered, is_load=False, seconds=self._store_seconds)
-            header = {"verb": "store", "job": job, "rows": [self._held[key] for key in offered]}
-            if not self.session.post(header, b"".join(k + parents.get(k, bytes(KEY_BYTES)) for k in offered)):
-                self.ledger.close(job, success=False)
-                self._offers.unconfirmed(time.monotonic())
+            job = self._job(offered, [self._held[key] for key in offered], request)
+            self.side.submit_store(job)
             self._wait(job)
 
     def _finish(self, request: _Request) -> None:
         served = request.served
         for word, blocks in (("local_compute", served.computed), ("host", served.host), ("p2p", served.pool)):
             self.tokens[word] += blocks * BLOCK_TOKENS
-        self._plans.scheduled(request.name)
-        summary = self._plans.finish(request.name)
-        header = {"prompt": summary.prompt_blocks, "asked": summary.asked, "loaded": summary.hit_blocks}
-        self.session.post({"verb": "finished", **header}, b"".join(request.keys))
+        self.side.end_step([request.req_id], ())
+        self.side.request_finished(request)
 
-    def _job(self, keys: Sequence[bytes], *, is_load: bool, seconds: float) -> int:
+    def _job(self, keys: Sequence[bytes], rows: Sequence[int], request: _Request) -> _Job:
         self._jobs += 1
-        self.ledger.open(self._jobs, keys, is_load=is_load, deadline=time.monotonic() + seconds)
-        return self._jobs
+        return _Job(self._jobs, keys, rows, request)
 
-    def _wait(self, job: int) -> Result:
-        while job not in self._results:
+    def _wait(self, job: _Job) -> Result:
+        while job.job_id not in self._results:
             self._step_begin()
-        return self._results[job]
+        return self._results[job.job_id]
 
     def _take_rows(self, count: int) -> list[int]:
         while len(self._free) < count:

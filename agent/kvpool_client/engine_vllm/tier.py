@@ -42,7 +42,9 @@ class KvpoolTier(SecondaryTierManager):
             pool = geometry.host_pool(offloading_spec, primary_kv_view)
             header = geometry.attach_header(offloading_spec, pool)
             shares = header["groups"] == 1
-            self._side = SchedulerSide(socket, header, pool, geometry.KEY_BYTES, shares=shares)
+            side = SchedulerSide(socket, header, pool, geometry.KEY_BYTES, shares=shares)
+            side.start()
+            self._side = side
         except Exception:  # noqa: BLE001 - the engine must start; the reason goes to the agent
             self._fail()
 
