@@ -1,7 +1,8 @@
 """The one stand-in engine of all suites: kvpool's real client under a scheduler of a hundred lines.
 
-It drives the same SchedulerSide that the engine's adapter drives, with a memory file as host pool, blocks of a few KiB, and bytes that follow from the prompt: what is loaded is compared with what
-would have been computed, byte by byte. Over HTTP it has what an agent reads of an engine: health and metrics.
+It drives the same SchedulerSide that the engine's adapter drives, with a memory file as host pool, blocks of a few KiB,
+and bytes that follow from the prompt: what is loaded is compared with what would have been computed, byte by byte. Over
+HTTP it has what an agent reads of an engine: health and metrics.
 """
 
 import collections
