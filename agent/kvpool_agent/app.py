@@ -66,7 +66,7 @@ class Agent:
         self._account = Account()
         limits = Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)
         last = (place.last_beat.state, place.last_beat.reason)
-        self._readiness = Readiness(limits, latched=place.latched, last=last)
+        self._readiness = Readiness(limits, time.monotonic(), latched=place.latched, last=last)
         self._readiness_lock = threading.Lock()
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
@@ -105,7 +105,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         runner = web.AppRunner(application(self.status), access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, self._place.bind, self._place.worker_port).start()
+        await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
         self._members.start()
         self._store.start()
         self._peers.start()

@@ -17,7 +17,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from kvpool_agent.listen import listen
 
 log = logging.getLogger("kvpool.supervisor")
 
@@ -25,6 +28,8 @@ BEAT_SECONDS = 10.0
 STOP_SECONDS = 5.0
 BACK_OFF = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 STEADY_SECONDS = 60.0
+STARTED_SECONDS = 10.0  # a native sidecar's start holds the engine's back
+READY_SECONDS = 60.0
 REQUEST_BYTES = 1024
 REQUEST_SECONDS = 1.0
 MAX_PROBES = 16
@@ -34,13 +39,32 @@ MAX_BEAT = 4096  # a command line takes no text of any length
 class Probes(threading.Thread):
     """Answers /startedz, /readyz and /livez. `started` and `latched` only ever become true."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="probes", daemon=True)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=16)
+        self._socket = listen(host, port, 16)
         self._places = threading.BoundedSemaphore(MAX_PROBES)
         self.started = False
         self.latched = False
+        self._clock = clock
+        self._alive_at = clock()  # the worker's last beat, at first this container's start
+
+    def beat(self, ready: bool) -> None:
+        """The worker lives, and is ready or not."""
+        self.started = True
+        self._alive_at = self._clock()
+        if ready and not self.latched:
+            log.info("ready: latched for the life of this container")
+            self.latched = True
+
+    def give_way(self) -> None:
+        """Lets the engine start, and the pod turn ready, where no worker lives: the engine then serves bare."""
+        silent = self._clock() - self._alive_at
+        if not self.started and silent >= STARTED_SECONDS:
+            log.error("no worker has come up for %.0f s; the engine may start without it", silent)
+            self.started = True
+        if not self.latched and silent >= READY_SECONDS:
+            log.error("no worker has lived for %.0f s; the pod may serve without it", silent)
+            self.latched = True
 
     def run(self) -> None:
         while True:
@@ -74,6 +98,7 @@ class Probes(threading.Thread):
 
     def answer(self, request: bytes) -> tuple[str, str]:
         """(status line's rest, body) for the bytes that begin a request."""
+        self.give_way()
         answers = {
             b"/startedz": (self.started, "started", "the worker has not opened its ports yet"),
             b"/readyz": (self.latched, "ready", "not ready yet"),
@@ -92,7 +117,7 @@ class Supervisor:
     def __init__(self, options: argparse.Namespace, probes: Probes) -> None:
         self._options = options
         self._probes = probes
-        self._arena = os.memfd_create("kvpool-arena", os.MFD_CLOEXEC)
+        self._arena = os.memfd_create("kvpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._member = os.environ.get("KVPOOL_MEMBER_UID") or f"local-{secrets.token_hex(4)}"
         self._stopping = False
         self._worker: subprocess.Popen[bytes] | None = None
@@ -109,7 +134,11 @@ class Supervisor:
         failures = 0
         while not self._stopping:
             began = time.monotonic()
-            code = self._run_worker()
+            try:
+                code = self._run_worker()
+            except OSError as error:  # no process, no descriptor, no memory left: this one must stay all the same
+                log.error("the worker can't be started: %s", error)
+                code = -1
             if self._stopping:
                 return
             failures = 0 if time.monotonic() - began > STEADY_SECONDS or code == 0 else failures + 1
@@ -170,10 +199,7 @@ class Supervisor:
                 return
             if len(text) <= MAX_BEAT:
                 self._last_beat = text  # for the next worker, as it came
-            self._probes.started = True
-            if message.get("ready") and not self._probes.latched:
-                log.info("ready: latched for the life of this container")
-                self._probes.latched = True
+            self._probes.beat(bool(message.get("ready")))
 
     @staticmethod
     def _end(worker: subprocess.Popen[bytes]) -> int:
@@ -187,7 +213,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kvpool_agent", description="kvpool's sidecar agent")
     parser.add_argument("--config", type=Path, required=True, help="agent.json, written by the operator or by hand")
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the engine port's socket")
-    parser.add_argument("--bind", default="0.0.0.0", help="address to listen on")
+    parser.add_argument("--bind", default="", help="address to listen on; all of both families if it is empty")
     parser.add_argument("--peer-port", type=int, default=7700, help="port for other members")
     parser.add_argument("--supervisor-port", type=int, default=7701, help="port of /startedz, /readyz, /livez")
     parser.add_argument("--worker-port", type=int, default=7702, help="port of /status and /metrics")

@@ -21,7 +21,7 @@ class TestHeat:
     """Requests are counted, age, and put parents before children."""
 
     def test_each_request_counts_every_block_of_its_chain_once(self) -> None:
-        heat = HeatTable()
+        heat = HeatTable(10_000)
         heat.count(chain(1, 2), 0.0)
         heat.count(chain(1, 3), 0.0)
         found = heat.hottest(chain(1, 2, 3, 4), 0.0, 10)
@@ -33,7 +33,7 @@ class TestHeat:
         assert len(heat) == 3
 
     def test_heat_halves_in_an_hour(self) -> None:
-        heat = HeatTable()
+        heat = HeatTable(10_000)
         heat.count(chain(1), 100.0)
         heat.count(chain(2), 100.0 + HALF_LIFE_SECONDS)
         first, second = heat.hottest(chain(1, 2), 100.0 + 2 * HALF_LIFE_SECONDS, 2)
@@ -42,7 +42,7 @@ class TestHeat:
 
     def test_the_hottest_n_are_closed_under_prefixes_whatever_was_asked(self) -> None:
         draw = random.Random(5)
-        heat = HeatTable()
+        heat = HeatTable(10_000)
         for step in range(300):
             at, numbers = 0, []
             for _ in range(draw.randint(1, 8)):
@@ -58,7 +58,7 @@ class TestHeat:
                 seen.add(block.key)
 
     def test_only_held_blocks_are_listed_and_the_limit_holds(self) -> None:
-        heat = HeatTable()
+        heat = HeatTable(10_000)
         heat.count(chain(1, 2, 3), 0.0)
         assert [b.key for b in heat.hottest(chain(1, 3), 0.0, 10)] == chain(1, 3)
         assert len(heat.hottest(chain(1, 2, 3), 0.0, 2)) == 2
@@ -72,7 +72,7 @@ class TestHeat:
         assert len(heat.hottest(chain(*range(1, 51)), 0.0, 1000)) == 50
 
     def test_years_without_a_restart_stay_within_the_range_of_a_float(self) -> None:
-        heat = HeatTable()
+        heat = HeatTable(10_000)
         for year in range(5):
             heat.count(chain(1, 2), year * 365 * 86400.0)
         (first, second) = heat.hottest(chain(1, 2), 4 * 365 * 86400.0, 2)
@@ -113,7 +113,7 @@ class TestWarmupPlan:
         draw = random.Random(11)
         lists: dict[str, list[HotBlock]] = {}
         for member in "abc":
-            heat = HeatTable()
+            heat = HeatTable(10_000)
             for _ in range(40):
                 at, numbers = 0, []
                 for _ in range(draw.randint(1, 6)):

@@ -14,7 +14,7 @@ def state_of(readiness: Readiness) -> tuple[str, str]:
 
 
 def after(*events: Callable[[Readiness], None]) -> Readiness:
-    made = Readiness(LIMITS)
+    made = Readiness(LIMITS, 0.0)
     for event in events:
         event(made)
     return made
@@ -74,7 +74,7 @@ def test_every_way_through_the_states(events: tuple[Callable[[Readiness], None],
 
 
 def test_the_clocks_begin_with_the_first_attach_and_the_first_health() -> None:
-    readiness = Readiness(LIMITS)
+    readiness = Readiness(LIMITS, 0.0)
     readiness.engine_healthy(5.0)
     readiness.engine_healthy(30.0)
     readiness.tick(34.9)
@@ -96,7 +96,7 @@ def test_ready_is_never_taken_back_and_its_moment_is_the_first() -> None:
 
 
 def test_added_seconds_count_from_the_later_of_health_and_attach() -> None:
-    readiness = Readiness(LIMITS)
+    readiness = Readiness(LIMITS, 0.0)
     assert readiness.added_seconds == 0.0
     readiness.attached(10.0)
     assert readiness.added_seconds == 0.0
@@ -113,7 +113,7 @@ def test_an_engine_that_is_healthy_after_the_warm_up_has_waited_for_nothing() ->
 
 def resumed(state: str, reason: str = "") -> Readiness:
     """A worker whose predecessor was ready like this."""
-    return Readiness(LIMITS, latched=True, last=(state, reason))
+    return Readiness(LIMITS, 0.0, latched=True, last=(state, reason))
 
 
 WARM_UP_ENDS = ("nothing_to_warm", "warm_deadline", "warm_incomplete", "arena_lost")
@@ -173,7 +173,7 @@ def test_a_loss_hides_no_better_reason_and_does_not_make_ready() -> None:
     readiness = resumed(DEGRADED, "no_shm_room")
     readiness.arena_lost()
     assert state_of(readiness) == (DEGRADED, "no_shm_room")
-    starting = Readiness(LIMITS)
+    starting = Readiness(LIMITS, 0.0)
     starting.arena_lost()
     assert state_of(starting) == (STARTING, "")
 
@@ -184,7 +184,7 @@ def test_a_latched_worker_that_was_told_no_ready_state_counts_its_arena_as_lost(
 
 
 def test_a_worker_restarted_before_the_latch_starts_over() -> None:
-    readiness = Readiness(LIMITS, latched=False, last=(WARMING, ""))
+    readiness = Readiness(LIMITS, 0.0, latched=False, last=(WARMING, ""))
     assert state_of(readiness) == (STARTING, "")
     attached(readiness)
     warm(readiness)
@@ -202,3 +202,13 @@ def test_an_engine_that_attaches_for_the_first_time_after_a_restart_warms_as_any
     assert state_of(bare_first) == (DEGRADED, "no_shm_room")
     cold(bare_first)
     assert state_of(bare_first) == (DEGRADED, "nothing_to_warm")
+
+
+def test_an_engine_that_is_never_seen_healthy_holds_its_pod_back_for_a_bounded_time() -> None:
+    readiness = Readiness(Limits(100.0, 30.0, start_seconds=600.0), 1000.0)
+    readiness.tick(1599.0)
+    assert not readiness.ready
+    readiness.tick(1600.0)
+    assert (readiness.state, readiness.reason) == (DEGRADED, "not_attached")
+    readiness.attached(1700.0)
+    assert readiness.ready

@@ -148,3 +148,53 @@ def test_connections_that_say_nothing_keep_no_place(probes: Probes) -> None:
             pass
     request = b"GET /livez HTTP/1.1\r\n\r\n"
     wait_for("an answer", lambda: ask(probes, request).startswith(b"HTTP/1.1 200 "), WAIT, 0.01)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_engine_is_not_held_back_for_ever_by_a_worker_that_never_lives() -> None:
+    clock = Clock()
+    probes = Probes("127.0.0.1", 0, clock)
+    paths = [f"GET {path} HTTP/1.1".encode() for path in ("/startedz", "/readyz")]
+
+    def answers() -> list[str]:
+        return [probes.answer(path)[0][:3] for path in paths]
+
+    clock.now += supervisor.STARTED_SECONDS - 1
+    assert answers() == ["503", "503"]
+    clock.now += 1
+    assert answers() == ["200", "503"]
+    clock.now = 1000.0 + supervisor.READY_SECONDS
+    assert answers() == ["200", "200"]
+    probes._socket.close()
+
+
+def test_a_worker_that_lives_and_is_not_ready_holds_the_pod_back() -> None:
+    clock = Clock()
+    probes = Probes("127.0.0.1", 0, clock)
+    for _ in range(100):
+        clock.now += supervisor.READY_SECONDS / 2
+        probes.beat(ready=False)
+        assert probes.answer(b"GET /readyz HTTP/1.1")[0].startswith("503")
+    probes._socket.close()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)
+    tries = []
+
+    def fails(*_: object, **__: object) -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            made.stop()
+        raise BlockingIOError("no process left")
+
+    monkeypatch.setattr(supervisor, "BACK_OFF", (0.0,))
+    monkeypatch.setattr(supervisor.subprocess, "Popen", fails)
+    made.run()
+    assert len(tries) == 3

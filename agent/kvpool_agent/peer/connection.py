@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from kvpool_agent.peer import frames
 from kvpool_contract.names import BLOCK_KEY_BYTES
 
+SILENCE_SECONDS = 10.0  # a source that says nothing for so long is gone, however far the deadline is
+
 
 class PeerError(Exception):
     """The connection failed, timed out or broke the protocol."""
@@ -97,7 +99,7 @@ class Connection:
                     left = self._deadline - time.monotonic()
                     if left <= 0:
                         raise PeerError("the deadline has passed")
-                    self.settimeout(left)
+                    self.settimeout(min(left, SILENCE_SECONDS))
                 got = self._socket.recv_into(view[done:])
                 if not got:
                     raise PeerError("connection closed by the peer")

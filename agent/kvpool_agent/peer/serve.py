@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from kvpool_agent.listen import listen
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError, keys_of
 from kvpool_agent.policy.heat import HotBlock
@@ -56,8 +57,7 @@ class PeerServer:
 
     def __init__(self, host: str, port: int, source: Source) -> None:
         self._source = source
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=64)
+        self._socket = listen(host, port, 64)
         self.port: int = self._socket.getsockname()[1]
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)

@@ -25,7 +25,7 @@ class HotBlock:
 class HeatTable:
     """Bounded: above `limit` blocks the coldest tenth is forgotten. Times in seconds of one clock."""
 
-    def __init__(self, limit: int = 1_000_000) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._epoch = 0.0
         self._entries: dict[bytes, tuple[float, bytes, int]] = {}

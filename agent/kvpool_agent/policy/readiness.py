@@ -15,19 +15,22 @@ STARTING, WARMING, WARM, DEGRADED = "Starting", "Warming", "Ready(warm)", "Ready
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds from the first attach to giving up on the hot set, and from a healthy engine to giving up on attach."""
+    """Seconds from the first attach to giving up on the hot set, from a healthy engine to giving up on attach, and
+    from the worker's start to giving up on an engine that is never seen healthy: it may listen elsewhere."""
 
     deadline_seconds: float
     attach_grace_seconds: float
+    start_seconds: float = 1800.0
 
 
 class Readiness:
     """`state`, `reason` (of Ready(degraded), else empty) and `ready_at`. Times in seconds of one clock."""
 
-    def __init__(self, limits: Limits, *, latched: bool = False, last: tuple[str, str] = ("", "")) -> None:
+    def __init__(self, limits: Limits, now: float, *, latched: bool = False, last: tuple[str, str] = ("", "")) -> None:
         """latched: an earlier worker of this container was ready already; last: its state and reason, where it told
         them."""
         self._limits = limits
+        self._started_at = now
         self.state, self.reason = STARTING, ""
         if latched:
             self.state, self.reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "arena_lost")
@@ -85,8 +88,10 @@ class Readiness:
         limits = self._limits
         if self.state == WARMING and _passed(self.attached_at, limits.deadline_seconds, now):
             self._enter(DEGRADED, "warm_deadline", now)
-        elif self.state == STARTING and _passed(self.healthy_at, limits.attach_grace_seconds, now):
-            self._enter(DEGRADED, "not_attached", now)
+        elif self.state == STARTING:
+            unattached = _passed(self.healthy_at, limits.attach_grace_seconds, now)
+            if unattached or _passed(self._started_at, limits.start_seconds, now):
+                self._enter(DEGRADED, "not_attached", now)
 
     def _enter(self, state: str, reason: str, now: float) -> None:
         self.state, self.reason, self._resumed = state, reason, False

@@ -4,18 +4,32 @@ One file of the configured size, for the whole life of the container: a new work
 the limit holds across a restart. Pages count only once they are touched.
 """
 
+import contextlib
+import fcntl
+import logging
 import mmap
 import os
 
 from kvpool_client.memory import address_of, reopen_read_only
+
+log = logging.getLogger("kvpool.arena")
 
 
 class ArenaMemory:
     """`size` writable bytes; `view` for sockets, `address` for copies."""
 
     def __init__(self, descriptor: int, size: int) -> None:
+        """A file that has a size keeps it, whatever the configuration says now: an engine may have it mapped, and
+        the container's limit was chosen for it."""
         size -= size % mmap.PAGESIZE
-        os.ftruncate(descriptor, size)
+        chosen = os.fstat(descriptor).st_size
+        if not chosen:
+            os.ftruncate(descriptor, size)
+            with contextlib.suppress(OSError):  # a file that was not made for it
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        elif chosen != size:
+            log.warning("the arena keeps its %d bytes; another size holds for new pods", chosen)
+            size = chosen
         self._map = mmap.mmap(descriptor, size)
         self._descriptor = descriptor
         self.size = size
@@ -29,4 +43,4 @@ class ArenaMemory:
     @classmethod
     def anonymous(cls, size: int) -> "ArenaMemory":
         """Memory of this process alone, where no supervisor has made one."""
-        return cls(os.memfd_create("kvpool-arena", os.MFD_CLOEXEC), size)
+        return cls(os.memfd_create("kvpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), size)

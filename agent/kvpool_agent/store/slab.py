@@ -20,6 +20,7 @@ from kvpool_contract.names import block_key
 
 LEASE_SECONDS = 2.0
 LEAST_BLOCKS = 8
+LEAST_HEAT, HEAT_PER_SLOT = 4096, 4
 
 
 @dataclass
@@ -31,8 +32,12 @@ class Slab:
     slot_bytes: int
     memory: ArenaMemory
     arena: Arena
-    heat: HeatTable = field(default_factory=HeatTable)
+    heat: HeatTable = field(init=False)
     heat_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        # what may be offered as hot lies in the arena; some more is remembered of what was evicted
+        self.heat = HeatTable(max(LEAST_HEAT, HEAT_PER_SLOT * self.arena.slot_count))
 
     def view(self, slot: int) -> memoryview:
         return self.memory.view[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
