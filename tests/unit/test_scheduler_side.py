@@ -1,0 +1,156 @@
+"""What the engine's scheduler thread is answered, and what goes to the agent: the cap, preemption, late copies."""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvpool_client import scheduler_side, wire
+from kvpool_client.plans import Answer
+from kvpool_client.scheduler_side import HostPool, SchedulerSide
+
+KEYS = [bytes([i]) * 36 for i in range(20)]
+ROWS = 8
+
+
+@dataclass
+class Request:
+    req_id: str
+    _offload_key_positions: dict[bytes, int]
+
+
+@dataclass
+class Session:
+    """Takes frames; attached from the start."""
+
+    posted: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
+    attached: object = object()
+    full: bool = False
+
+    def post(self, header: dict[str, Any], tail: bytes = b"") -> bool:
+        if not self.full:
+            self.posted.append((header, tail))
+        return not self.full
+
+    def verbs(self) -> list[str]:
+        return [header["verb"] for header, _ in self.posted]
+
+
+@pytest.fixture
+def loads() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch, loads: list[int]) -> SchedulerSide:
+    loader = types.SimpleNamespace(submit=lambda job, blocks, plan: loads.append(job))
+    monkeypatch.setattr(scheduler_side.session, "Session", lambda *_: Session())
+    monkeypatch.setattr(scheduler_side, "Loader", lambda *_: loader)
+    made = SchedulerSide("/nowhere", {}, HostPool(ROWS, 4096, 0, 0), 36, shares=True)
+    made.on_attached(types.SimpleNamespace(load_seconds=10.0))
+    return made
+
+
+def request(side: SchedulerSide, name: str, keys: list[bytes]) -> Request:
+    made = Request(name, {key: i for i, key in enumerate(keys)})
+    side.new_request(made)
+    return made
+
+
+def planned(side: SchedulerSide, name: str, keys: list[bytes]) -> Request:
+    """A request whose blocks all lie ready."""
+    made = request(side, name, keys)
+    assert side.lookup(keys[0], made) is Answer.RETRY
+    side.end_step((), ())
+    header, tail = side.session.posted[-1]
+    assert (header["verb"], tail) == ("lookup", b"".join(keys))
+    side.on_event(wire.Frame({"verb": "plan", "plan": header["plan"], "hits": list(range(len(keys)))}))
+    assert side.finished_jobs() == []
+    return made
+
+
+def job(number: int, keys: list[bytes], context: Request) -> Any:
+    return types.SimpleNamespace(
+        job_id=number, keys=keys, chunk_ids=[i % ROWS for i in range(len(keys))], req_context=context
+    )
+
+
+def test_promotions_in_flight_hold_half_of_the_host_pool_at_most(side: SchedulerSide) -> None:
+    first = planned(side, "first", KEYS[:6])
+    assert [side.lookup(key, first) for key in KEYS[:6]] == [Answer.HIT] * 4 + [Answer.MISS] * 2
+    side.submit_load(job(1, KEYS[:4], first))
+    side.end_step((), ())
+    second = planned(side, "second", KEYS[10:13])
+    assert side.lookup(KEYS[10], second) is Answer.MISS
+    side.ledger.close(1, success=True)
+    side.finished_jobs()
+    assert side.lookup(KEYS[11], second) is Answer.HIT
+    side.request_finished(first)
+    header = side.session.posted[-1][0]
+    assert (header["loaded"], header["without_room"]) == (0, 2)
+
+
+def test_a_preempted_request_is_planned_anew(side: SchedulerSide) -> None:
+    context = planned(side, "r", KEYS[:3])
+    assert side.lookup(KEYS[0], context) is Answer.HIT
+    side.end_step((), ("r",))
+    assert side.lookup(KEYS[0], context) is Answer.RETRY
+    side.end_step((), ())
+    assert side.session.verbs() == ["lookup", "lookup"]
+
+
+def copied(job_id: int) -> wire.Frame:
+    return wire.Frame({"verb": "copied", "job": job_id, "whole": True, "stored": 1})
+
+
+def test_a_copy_is_committed_only_while_its_job_is_open(side: SchedulerSide) -> None:
+    context = request(side, "r", KEYS[:2])
+    side.submit_store(job(1, KEYS[:2], context))
+    side.on_event(copied(1))
+    side.submit_store(job(2, KEYS[:2], context))
+    side.drain()
+    side.on_event(copied(2))
+    assert side.session.verbs() == ["store", "commit", "store", "forget"]
+    assert [(result.job, result.success) for result in side.finished_jobs()] == [(1, True), (2, False)]
+
+
+def test_a_store_says_its_rows_and_parents_in_the_order_of_the_chain(side: SchedulerSide) -> None:
+    context = request(side, "r", KEYS[:4])
+    side.submit_store(job(1, [KEYS[3], KEYS[1]], context))
+    header, tail = side.session.posted[-1]
+    assert header == {"verb": "store", "job": 1, "rows": [1, 0]}
+    assert tail == KEYS[1] + KEYS[0] + KEYS[3] + KEYS[2]
+
+
+def test_a_store_that_finds_the_queue_full_is_let_go_and_offered_again(side: SchedulerSide) -> None:
+    context = request(side, "r", KEYS[:1])
+    side.session.full = True
+    side.submit_store(job(1, KEYS[:1], context))
+    assert [(result.job, result.success) for result in side.finished_jobs()] == [(1, False)]
+    assert side.new_request(Request("next", {}))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"verb": "plan"}, {"verb": "plan", "plan": 1, "hits": None}, {"verb": "plan", "plan": 1, "hits": ["x"]}],
+)
+def test_a_plan_that_makes_no_sense_ends_the_session_and_never_reaches_the_scheduler(
+    side: SchedulerSide, header: dict[str, Any]
+) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):  # on the session's thread, which begins anew
+        side.on_event(wire.Frame(header))
+    assert side.finished_jobs() == []
+
+
+def test_without_a_session_or_with_a_model_that_shares_nothing_every_lookup_is_a_miss(
+    side: SchedulerSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look: Callable[[Request], Answer] = lambda context: side.lookup(KEYS[0], context)  # noqa: E731
+    monkeypatch.setattr(side, "_shares", False)
+    assert look(request(side, "a", KEYS[:2])) is Answer.MISS
+    monkeypatch.setattr(side, "_shares", True)
+    monkeypatch.setattr(side.session, "attached", None)
+    assert look(request(side, "b", KEYS[:2])) is Answer.MISS
+    assert side.session.posted == []
