@@ -199,6 +199,7 @@ class Agent:
     # -- what people see -----------------------------------------------------------------------------
 
     def status(self) -> contract.AgentStatus:
+        events = self._account.events  # first: whoever reads an event here finds what was counted before it
         slab = self._slabs.current
         arena = contract.Arena(limit_bytes=self._slabs.limit_bytes)
         if slab is not None:
@@ -231,7 +232,7 @@ class Agent:
             peers=[self._peer(member) for member in self._members.all()],
             unknown_config_fields=list(self._decoded.unknown_fields),
             started_at=self._started_at,
-            events=self._account.events,
+            events=events,
         )
 
     def _peer(self, member: Member) -> contract.Peer:
