@@ -3,7 +3,7 @@
     python benchmarks/tax.py [--rounds 20] [--prompt-tokens 640] [--answer-tokens 24]
 
 Two real vLLM servers on the CPU, one bare and one with its agent. Every round asks each of them prompts that share no
-prefix with any other, in an order that turns; the bare one is asked twice, and the second series against the first is
+prefix with any other, in an order drawn anew; the bare one is asked twice, and the second series against the first is
 A/A, the noise of this run. Only one request runs at a time. Figures: medians and p99 of time to first token (TTFT) and
 time between tokens (ITL), the median of the rounds' ratios, CPU seconds and memory of engine and agent.
 """
@@ -11,6 +11,7 @@ time between tokens (ITL), the median of the rounds' ratios, CPU seconds and mem
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -108,8 +109,10 @@ def run(pool: Pool, rounds: int, prompt_tokens: int, answer_tokens: int) -> None
     names = list(ways)
     number = 0
     before: dict[str, tuple[float, float]] = {}
+    chance = random.Random(1)
     for turn in range(-1, rounds):
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        # any order: what one way leaves behind must not always meet the same next one
+        for name in chance.sample(names, len(names)):
             number += 1
             # the first round warms up
             ask(
