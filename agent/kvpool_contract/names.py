@@ -7,7 +7,6 @@ from typing import Any
 
 API_GROUP = "kvpool.io"
 POOL_LABEL = "kvpool.io/pool"
-SKIP_ANNOTATION = "kvpool.io/skip-reason"
 CONFIG_HASH_ANNOTATION = "kvpool.io/config-hash"
 
 PEER_PORT = 7700

@@ -4,15 +4,13 @@ import json
 import os
 import signal
 import socket
-import threading
-import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from replica import MIB, Pool, Replica, Tools, get, wait_for
+from replica import MIB, Pool, Replica, Tools, wait_for
 from standin_engine import HASH_BYTES, StandInEngine
 
 from kvpool_client import wire
@@ -120,10 +118,7 @@ class Node:
 
     def ready(self) -> bool:
         """Answer of /readyz; raises OSError where there is none."""
-        try:
-            return bool(get(f"http://127.0.0.1:{self.replica.supervisor_port}/readyz", 5.0))
-        except urllib.error.HTTPError:
-            return False
+        return self.replica.probe("readyz")
 
     def kill_worker(self) -> str:
         """kill -9; returns the incarnation that is no more."""
@@ -146,29 +141,6 @@ class Node:
                 if "memfd:kvpool-arena" in str(descriptor.readlink()):
                     return descriptor
         raise OSError("the supervisor holds no arena")
-
-
-@contextmanager
-def watched_readiness(node: Node) -> Iterator[list[bool]]:
-    """Asks /readyz without a pause; the list has every answer, False also for none."""
-    answers: list[bool] = []
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set():
-            try:
-                answers.append(node.ready())
-            except OSError:
-                answers.append(False)
-            ended.wait(0.005)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        ended.set()
-        thread.join()
 
 
 class AgentPool:

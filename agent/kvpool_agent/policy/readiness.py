@@ -62,7 +62,7 @@ class Readiness:
             self.attached_at = now
         if self.state == STARTING:
             self.state = WARMING
-        elif self.reason in ("not_attached", "agent_unreachable"):
+        elif self.reason == "not_attached":
             self.reason, self._resumed = "nothing_to_warm", False
 
     def bare(self, reason: str, now: float) -> None:

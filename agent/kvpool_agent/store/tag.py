@@ -6,8 +6,6 @@ broken transfers and reused memory, not an attacker.
 
 import xxhash
 
-TAG_BYTES = 16
-
 
 def tag_of(key: bytes, data: memoryview) -> bytes:
     """16 bytes. The lock of the interpreter is dropped while it runs."""

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from agent_pool import AgentPool, Node, watched_readiness
+from agent_pool import AgentPool, Node
+from readiness_watch import watching
 from replica import LOOPBACK, wait_for
 from standin_engine import HASH_BYTES, KEY_BYTES, Served, block_bytes, engine_keys, prompt
 
@@ -104,7 +105,7 @@ def kill_again_and_again(victim: Node, reader: Node, turn: threading.Lock) -> No
     blocks = (KILLS + 1) * BLOCKS
     before = victim.until_blocks(blocks)
     victim.until("latched", lambda _: victim.ready())
-    with watched_readiness(victim) as answers, Load(victim, lambda _: served_always) as load:
+    with watching(victim.replica) as answers, Load(victim, lambda _: served_always) as load:
         for i in range(KILLS):
             status = victim.until_restarted(victim.kill_worker())
             assert state_of(status) == state_of(before) == ("Ready(degraded)", "nothing_to_warm")
@@ -199,7 +200,7 @@ def test_a_worker_killed_in_the_middle_of_a_store_or_a_fetch_never_serves_a_wron
 def kill_under_load(node: Node, draw: random.Random) -> None:
     """Kills the worker while it fills slots, and at any moment."""
     node.until("busy and latched", lambda s: s.arena.evicted_blocks > 16 and node.ready())
-    with watched_readiness(node) as answers:
+    with watching(node.replica) as answers:
         for in_the_middle in (True, False):
             time.sleep(draw.uniform(0, 0.2))
             killed = kill_in_the_middle(node, draw) if in_the_middle else node.kill_worker()
@@ -226,7 +227,7 @@ def test_a_warm_replica_is_warm_after_a_restart_and_fetches_only_what_was_damage
     c = pool.node("c", readiness={"targetPercent": 100}).impatient().start().attach()
     c.until_state("Ready(warm)")
     c.until("latched", lambda _: c.ready())
-    with watched_readiness(c) as answers:
+    with watching(c.replica) as answers:
         status = c.until_restarted(c.kill_worker())
         assert (state_of(status), status.arena.blocks) == (("Ready(warm)", ""), 12)
         status = c.until("warm-up over", lambda s: any(e.word == "warm_end" for e in s.events))

@@ -1,9 +1,7 @@
 """What a request took from where, by the engine's own counters, and what it answered."""
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,25 +72,3 @@ def moved(status: dict[str, Any], what: str) -> tuple[int, int]:
     """(blocks, bytes) of one purpose and direction."""
     transfer = status["transfers"].get(what, {"blocks": 0, "bytes": 0})
     return transfer["blocks"], transfer["bytes"]
-
-
-@contextmanager
-def watching(replica: Replica) -> Iterator[list[bool]]:
-    """What /readyz answers, asked all the time while the context is open."""
-    answers: list[bool] = []
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(0.02):
-            try:
-                answers.append(replica.probe("readyz"))
-            except OSError:
-                answers.append(False)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        ended.set()
-        thread.join()

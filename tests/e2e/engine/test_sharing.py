@@ -5,7 +5,8 @@ import signal
 
 import pytest
 from engine.altering_member import AlteringMember, hot_list
-from engine.measured import BLOCK, ask, by_source, moved, prompt, settle, watching
+from engine.measured import BLOCK, ask, by_source, moved, prompt, settle
+from readiness_watch import watching
 from replica import Pool, Replica, wait_for
 
 BOTH_TYPES = pytest.mark.parametrize("pool", ["float32", "bfloat16"], indirect=True, scope="module")
