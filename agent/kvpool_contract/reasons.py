@@ -234,6 +234,11 @@ _TABLE = (
         "The object carries kvpool's parts already.",
         "Give the command the original manifest.",
     ),
+    Reason(
+        "not_injected",
+        "The pod carries the pool's label and has no agent: it was made while the webhook was away.",
+        "Make the pod anew, or join its workload with `kvpool inject`; without an agent it stays bare.",
+    ),
     Reason("other_pool", "The pod is labelled for another pool.", "Change the label or name the other pool."),
     Reason(
         "unsupported_kind",

@@ -57,6 +57,19 @@ def test_what_comes_out_is_not_injected_twice() -> None:
     )
 
 
+def test_a_pool_is_checked_offline(tmp_path: Path) -> None:
+    result = run("check", POOL)
+    assert (result.exit_code, result.stdout) == (0, "pool chat in namespace team-a: the spec is accepted\n")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(POOL.read_text().replace("size: 2Gi", "size: 2GB"))
+    result = run("check", bad)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "Error: pool field spec.engine.hostPool.size: '2GB' is no quantity; write a number with a unit, such as "
+        "500Mi or 4Gi\n"
+    )
+
+
 def test_a_manifest_without_a_workload_is_left_alone() -> None:
     job = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\n"
     result = run("inject", "-f", "-", "--pool", POOL, stdin=job)

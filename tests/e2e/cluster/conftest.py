@@ -1,4 +1,5 @@
-"""One cluster and one Deployment for the whole session; without a cluster the suite is skipped with one line.
+"""One cluster and one Deployment for the whole session; without a cluster the suite is skipped with one line. The
+cluster has a node only where a test of the session needs engines.
 
 With CI=true that skip is a failure: a suite that never runs proves nothing.
 """
@@ -19,8 +20,9 @@ def kube(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    with provider.provide() as provided:
-        if provided.folder:
+    nodes = any("engines" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function))
+    with provider.provide("node" if nodes else "control") as provided:
+        if provided.folder and nodes:
             for archive in images.archives(tmp_path_factory.mktemp("images")):
                 provider.load_image(provided, archive)
         kube = Kube(provided, "default")
