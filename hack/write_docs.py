@@ -1,4 +1,4 @@
-"""Writes what is made from code: the table of reasons in docs/operations.md, crds/, and docs/api.md.
+"""Writes what is made from code: reasons and permissions in docs/operations.md, crds/, and docs/api.md.
 
     python hack/write_docs.py
 
@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pool_schema
+import yaml
 
 from kvpool_contract.reasons import REASONS
+from kvpool_operator.controller.permissions import RULES as PERMISSIONS
 from kvpool_operator.desired.pool import API_VERSION, KIND
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OPERATIONS, API = REPOSITORY / "docs" / "operations.md", REPOSITORY / "docs" / "api.md"
 CRD = REPOSITORY / "crds" / "kvcachepools.kvpool.io.yaml"
 BEGIN, END = "<!-- reasons: begin -->", "<!-- reasons: end -->"
+BEGIN_RULES, END_RULES = "<!-- permissions: begin -->", "<!-- permissions: end -->"
 API_HEAD = f"""# API
 
 `{KIND}`, `{API_VERSION}`, short name `kvp`, namespaced. This page is made from the definition in `crds/`, and
@@ -35,6 +38,12 @@ def with_reasons(page: str) -> str:
     rows = ["| reason | what happened | what to do |", "|---|---|---|"]
     rows += [f"| `{r.word}` | {r.sentence} | {r.fix} |" for r in REASONS.values()]
     return _between(page, BEGIN, END, rows)
+
+
+def with_permissions(page: str) -> str:
+    """The page with the controller's rules between their marks made anew."""
+    rules = yaml.safe_dump(PERMISSIONS, sort_keys=False, default_flow_style=None, width=200).rstrip()
+    return _between(page, BEGIN_RULES, END_RULES, ["```yaml", rules, "```"])
 
 
 def _between(page: str, begin: str, end: str, lines: list[str]) -> str:
@@ -103,6 +112,6 @@ def _bounds(field: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    OPERATIONS.write_text(with_reasons(OPERATIONS.read_text()))
+    OPERATIONS.write_text(with_permissions(with_reasons(OPERATIONS.read_text())))
     CRD.write_text(pool_schema.as_yaml())
     API.write_text(api_page())

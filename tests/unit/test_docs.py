@@ -22,6 +22,12 @@ def test_the_table_of_reasons_is_the_contracts() -> None:
     assert write_docs.with_reasons(page) == page, "run: python hack/write_docs.py"
 
 
+def test_the_rules_of_the_controller_are_those_that_it_is_tested_with() -> None:
+    page = write_docs.OPERATIONS.read_text()
+    assert write_docs.BEGIN_RULES in page
+    assert write_docs.with_permissions(page) == page, "run: python hack/write_docs.py"
+
+
 def test_the_definition_and_its_page_are_those_of_the_types() -> None:
     assert write_docs.CRD.read_text() == pool_schema.as_yaml(), "run: python hack/write_docs.py"
     assert write_docs.API.read_text() == write_docs.api_page(), "run: python hack/write_docs.py"

@@ -3,25 +3,16 @@
 from typing import Any
 
 import pytest
+from agent_status import agent
 
 from kvpool_contract.reasons import REASONS, explain
-from kvpool_contract.status import AgentStatus, Arena, Hits, Warm
+from kvpool_contract.status import AgentStatus, Hits
 from kvpool_operator.desired.events import Event, member_events, pool_events
 from kvpool_operator.desired.status import MAX_FORMATS, MAX_MESSAGE, Member, Observed, pool_status
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 METADATA = {"name": "chat", "namespace": "team-a", "uid": "pool-uid"}
 POOL_LABELLED = "No pod of this namespace carries the label kvpool.io/pool=chat."
-
-
-def agent(state: str = "Ready(warm)", reason: str = "", **more: Any) -> AgentStatus:
-    given: dict[str, Any] = {
-        "version": 1, "pool": "chat", "member": "m", "incarnation": "i", "state": state, "reason": reason,
-        "attached": True, "attaches": 1, "engine_healthy": True, "format": "f" * 32, "format_fields": {"model": "a"},
-        "arena": Arena(), "warm": Warm(), "hits": Hits(), "engine_tokens": None, "transfers": {}, "misses": {},
-        "counters": {}, "peers": [], "unknown_config_fields": [], "started_at": 0.0, "events": [],
-    }  # fmt: skip
-    return AgentStatus(**given | more)
 
 
 def member(name: str, status: AgentStatus | None = None, **more: Any) -> Member:

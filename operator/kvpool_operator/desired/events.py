@@ -27,7 +27,8 @@ assert MAX_MESSAGE_OF_AN_EVENT <= MAX_MESSAGE
 
 @dataclass(frozen=True)
 class Event:
-    """`regarding`: reference to the object that it is about; `occasion`: tells two alike apart."""
+    """`regarding`: reference to the object that it is about; `occasion`: tells two alike apart, and is the same
+    however often it is told."""
 
     regarding: tuple[tuple[str, str], ...]
     type: Literal["Normal", "Warning"]
@@ -72,8 +73,8 @@ def pool_events(
         if changed and new["reason"] not in silent and not accepted_at_first:
             good = new["status"] == "True"
             reason = kind if good else new["reason"] if kind == "Ready" else f"Config{new['reason']}"
-            at = new["lastTransitionTime"]
-            events.append(Event(pool, "Normal" if good else "Warning", reason, new["message"], at))
+            since = old.get("lastTransitionTime", "")
+            events.append(Event(pool, "Normal" if good else "Warning", reason, new["message"], since))
     formats = [{entry["format"] for entry in (status or {}).get("formats") or []} for status in (before, after)]
     if len(formats[1]) > 1 and formats[1] != formats[0]:
         fields = ", ".join(_differing(members)) or "fields that only a newer version knows"

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import images, provider
+from cluster.controllers import Controller
 from cluster.engines import SELECTOR, Engines
 from cluster.kube import Kube
+from cluster.pools import NAMESPACE, Pools
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,27 @@ def engines(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Engines:
     engines = Engines(kube)
     engines.deploy(tmp_path_factory.mktemp("manifests"))
     return engines
+
+
+@pytest.fixture(scope="session")
+def controller(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    """The controller as a process, for all tests that need it. One that a test has ended is started again."""
+    home = Pools(kube.provided, NAMESPACE)
+    home.prepare()
+    made = Controller(home, tmp_path_factory.mktemp("controller"))
+    yield made
+    if made.running:
+        made.end()
+
+
+@pytest.fixture
+def pools(kube: Kube, controller: Controller, request: pytest.FixtureRequest) -> Iterator[Pools]:
+    """A namespace without pools, and the controller at work."""
+    home = Pools(kube.provided, NAMESPACE)
+    if not controller.running:
+        controller.start()
+    failed = request.session.testsfailed
+    yield home
+    if request.session.testsfailed > failed:
+        print(controller.log_file.read_text()[-8000:])
+    home.clear()

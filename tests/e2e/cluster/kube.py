@@ -16,7 +16,7 @@ POOLS = ("kvpool.io", "v1alpha1", "kvcachepools")
 Found = TypeVar("Found")
 
 
-def wait_for(what: str, look: Callable[[], Found | None], seconds: float) -> Found:
+def wait_for(what: str, look: Callable[[], Found | None], seconds: float, every: float = 0.2) -> Found:
     """The first truthy answer of `look`; fails after `seconds` with the last answer or error."""
     deadline, last = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
@@ -26,7 +26,7 @@ def wait_for(what: str, look: Callable[[], Found | None], seconds: float) -> Fou
                 return answer
         except (OSError, ValueError, client.ApiException) as error:
             last = error  # type: ignore[assignment]
-        time.sleep(0.2)
+        time.sleep(every)
     raise AssertionError(f"{what}: not within {seconds} s; last: {last!r}")
 
 
