@@ -19,7 +19,7 @@ from kvpool_operator.controller.loops import Loops
 from kvpool_operator.controller.main import settings
 from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.ownership import judge, owned
-from kvpool_operator.desired.pods import AGENT_CONTAINER, Pod, living
+from kvpool_operator.desired.pods import AGENT_CONTAINER, SKIPPED_ANNOTATION, Pod, living
 from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.inject.containers import AGENT
 
@@ -96,6 +96,7 @@ def test_living_pods_and_whether_their_agents_should_answer() -> None:
     going["metadata"]["deletionTimestamp"] = "now"
     bare = pod("bare")
     del bare["spec"]["initContainers"]
+    bare["metadata"]["annotations"] = {SKIPPED_ANNOTATION: "host_network"}
     objects = [
         pod("z", {"started": True}),
         pod("crashing", {"started": False, "restartCount": 2}),
@@ -107,7 +108,7 @@ def test_living_pods_and_whether_their_agents_should_answer() -> None:
         bare,
     ]
     assert living(objects) == [
-        Pod("bare", "bare-uid", "10.0.0.1", injected=False, expected=False),
+        Pod("bare", "bare-uid", "10.0.0.1", injected=False, expected=False, skipped="host_network"),
         Pod("crashing", "crashing-uid", "10.0.0.1", injected=True, expected=True),
         Pod("new", "new-uid", "", injected=False, expected=False),
         Pod("pulling", "pulling-uid", "10.0.0.1", injected=True, expected=False),
@@ -259,7 +260,7 @@ def ask(
 
 
 async def good(_: web.Request) -> web.Response:
-    return web.Response(body=encode_status(agent()))
+    return web.Response(body=encode_status(agent(member=ASKED.uid)))
 
 
 def test_an_agent_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +284,13 @@ def test_what_is_no_status_is_told_in_few_words(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(60)
         return web.Response()
 
-    monkeypatch.setattr(agents_module, "MAX_ANSWER", 1000)
+    async def another(_: web.Request) -> web.Response:
+        return web.Response(body=encode_status(agent(member="other-uid")))
+
+    assert ask(monkeypatch, another) == [(False, "another pod answers at its address")]
     assert ask(monkeypatch, broken) == [(False, "it answers 500")]
     assert ask(monkeypatch, elsewhere) == [(False, "it answers 302")]
+    monkeypatch.setattr(agents_module, "MAX_ANSWER", 1000)
     assert ask(monkeypatch, endless) == [(False, "its status is longer than 1000 bytes")]
     ((_, sentence),) = ask(monkeypatch, nonsense)
     assert sentence.startswith("the agent's status can't be read: ")

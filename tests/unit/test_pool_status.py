@@ -89,7 +89,11 @@ def test_phase_and_counts(
 
 def test_the_sentences_name_members_and_reasons() -> None:
     told = conditions(status(WARM, BARE, SILENT, UNINJECTED))
-    assert told["AgentsReady"][2] == f"1 of 4: g. {explain('not_injected')}"
+    assert told["AgentsReady"][2] == f"1 of 4: g. 1 {explain('not_injected')}"
+    skipped = member("h", injected=False, skipped="host_network")
+    assert conditions(status(skipped))["AgentsReady"][2] == f"1 of 1: h. 1 {explain('host_network')}"
+    (event,) = member_events("team-a", "chat", [skipped])
+    assert event.reason == "NotInjected" and event.message.endswith(explain("host_network"))
     assert told["CacheWarm"][2] == (
         f"1 of 4 members hold their hot set. 1 {explain('agent_unreachable')} 1 {explain('no_shm_room')} "
         f"1 {explain('not_injected')}"

@@ -16,7 +16,7 @@ from kvpool_operator.desired.pods import Pod
 from kvpool_operator.desired.status import Member
 
 TIMEOUT_SECONDS = 3.0
-PARALLEL = 32
+PARALLEL = 64
 MAX_ANSWER = 4 * 2**20
 FORGIVEN = 1
 
@@ -44,7 +44,7 @@ class Agents:
         status, error = None, "no address"
         if pod.injected and pod.address:
             try:
-                status, error = await self._get(pod.address), ""
+                status, error = await self._get(pod), ""
                 self._last[pod.uid] = (status, 0)
             except TimeoutError:
                 error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
@@ -56,10 +56,10 @@ class Agents:
             if status is None and last is not None and misses < FORGIVEN:
                 self._last[pod.uid] = (last, misses + 1)
                 status, error = last, ""
-        return Member(pod.name, pod.uid, pod.injected, pod.expected, status, error)
+        return Member(pod.name, pod.uid, pod.injected, pod.expected, status, error, pod.skipped)
 
-    async def _get(self, address: str) -> AgentStatus:
-        host = f"[{address}]" if ":" in address else address
+    async def _get(self, pod: Pod) -> AgentStatus:
+        host = f"[{pod.address}]" if ":" in pod.address else pod.address
         async with (
             self._places,
             self._session.get(f"http://{host}:{WORKER_PORT}/status", allow_redirects=False) as answer,
@@ -71,4 +71,7 @@ class Agents:
                 body += chunk
                 if len(body) > MAX_ANSWER:
                     raise StatusError(f"its status is longer than {MAX_ANSWER} bytes")
-            return decode_status(bytes(body))
+        status = decode_status(bytes(body))
+        if status.member != pod.uid:
+            raise StatusError("another pod answers at its address")
+        return status

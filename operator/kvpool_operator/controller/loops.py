@@ -15,7 +15,7 @@ from kvpool_operator.controller.cluster import Key
 log = logging.getLogger("kvpool.controller")
 
 QUIET_SECONDS = 0.5
-PASS_SECONDS = 60.0
+PASS_SECONDS = 120.0
 RESYNC_SECONDS = 60.0
 PARALLEL = 8
 JITTER = 0.1

@@ -28,8 +28,8 @@ ConditionType = Literal["ConfigValid", "AgentsReady", "CacheWarm", "Ready"]
 
 @dataclass(frozen=True)
 class Member:
-    """A living pod with the pool's label. `injected`: it has an agent; `expected`: its agent has run, so it should
-    answer; `status`: its answer, or None and the `error`."""
+    """A living pod with the pool's label. `injected`: it has an agent, else `skipped` may say why not; `expected`:
+    its agent has run, so it should answer; `status`: its answer, or None and the `error`."""
 
     name: str
     uid: str
@@ -37,6 +37,7 @@ class Member:
     expected: bool = True
     status: AgentStatus | None = None
     error: str = ""
+    skipped: str = ""
 
     @property
     def ready(self) -> bool:
@@ -50,7 +51,7 @@ class Member:
     def reason(self) -> str:
         """Why it is not, or not warm, what it should be: a word of the contract's table, or nothing."""
         if not self.injected:
-            return NOT_INJECTED
+            return self.skipped or NOT_INJECTED
         if self.status is None:
             return UNREACHABLE if self.expected else ""
         return self.status.reason if self.status.state == DEGRADED else ""
@@ -171,11 +172,12 @@ def _agents(name: str, members: Sequence[Member]) -> _Verdict:
     total = len(members)
     if not members:
         return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
-    for reason, word in (("NotInjected", NOT_INJECTED), ("AgentsUnreachable", UNREACHABLE)):
-        if found := [m for m in members if m.reason == word]:
-            errors = "; ".join(dict.fromkeys(m.error for m in found if m.error))
-            detail = f" ({errors})" if errors else ""
-            return False, reason, f"{len(found)} of {total}: {_names(found)}{detail}. {explain(word)}"
+    if found := [m for m in members if not m.injected]:
+        return False, "NotInjected", f"{len(found)} of {total}: {_names(found)}. {_reasons(found)}"
+    if found := [m for m in members if m.reason == UNREACHABLE]:
+        errors = "; ".join(dict.fromkeys(m.error for m in found))
+        sentence = f"{len(found)} of {total}: {_names(found)} ({errors}). {explain(UNREACHABLE)}"
+        return False, "AgentsUnreachable", sentence
     if waiting := [m for m in members if not m.ready]:
         return False, "MembersStarting", f"{len(waiting)} of {total} start or warm up: {_names(waiting)}."
     return True, "AllReady", f"{total} of {total} agents are ready."
@@ -186,9 +188,8 @@ def _warmth(name: str, members: Sequence[Member], warm: int) -> _Verdict:
         return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
     if warm == len(members):
         return True, "AllWarm", f"{warm} of {warm} members hold their hot set."
-    reasons = Counter(m.reason for m in members if not m.warm)
-    said = [f"{count} {explain(word) if word else 'still starting or warming.'}" for word, count in _ranked(reasons)]
-    return False, "MembersCold", f"{warm} of {len(members)} members hold their hot set. {' '.join(said)}"
+    cold = _reasons([m for m in members if not m.warm])
+    return False, "MembersCold", f"{warm} of {len(members)} members hold their hot set. {cold}"
 
 
 def _overall(observed: Observed, agents: _Verdict, ready: int) -> _Verdict:
@@ -197,9 +198,8 @@ def _overall(observed: Observed, agents: _Verdict, ready: int) -> _Verdict:
     if observed.refused[0]:
         return False, *observed.refused
     if troubled := [m for m in observed.members if m.needs_attention]:
-        reasons = Counter(m.reason for m in troubled)
-        said = " ".join(f"{count} {explain(word)}" for word, count in _ranked(reasons))
-        return False, "MembersDegraded", f"{len(troubled)} of {len(observed.members)}: {_names(troubled)}. {said}"
+        sentence = f"{len(troubled)} of {len(observed.members)}: {_names(troubled)}. {_reasons(troubled)}"
+        return False, "MembersDegraded", sentence
     if not ready:
         return False, agents[1], agents[2]
     return True, "MembersReady", f"{ready} of {len(observed.members)} agents are ready."
@@ -242,6 +242,12 @@ def _names(members: Sequence[Member]) -> str:
     names = sorted(m.name for m in members)
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
+
+
+def _reasons(members: Sequence[Member]) -> str:
+    """How many of these members have each reason, and what it means."""
+    counts = Counter(m.reason for m in members)
+    return " ".join(f"{n} {explain(word) if word else 'still starting or warming.'}" for word, n in _ranked(counts))
 
 
 def _ranked(counts: "Counter[str]") -> list[tuple[str, int]]:

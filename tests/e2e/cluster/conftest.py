@@ -49,6 +49,7 @@ def controller(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield made
     if made.running:
         made.end()
+    home.remove()
 
 
 @pytest.fixture

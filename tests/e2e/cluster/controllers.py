@@ -78,8 +78,9 @@ class Door:
 class Controller:
     """`start` and `kill` may be called again and again."""
 
-    def __init__(self, kube: Kube, folder: Path) -> None:
-        self.kube, self.folder = kube, folder
+    def __init__(self, kube: Kube, folder: Path, *, everywhere: bool = True) -> None:
+        """everywhere: it may look at all namespaces, else at that of `kube` alone."""
+        self.kube, self.folder, self._everywhere = kube, folder, everywhere
         self._process: subprocess.Popen[bytes] | None = None
         self.metrics_port, self.liveness_port = _free_port(), _free_port()
         self._kubeconfig = folder / "controller.kubeconfig"
@@ -88,12 +89,14 @@ class Controller:
     def _make_account(self) -> None:
         """A service account with the documented rules, and a kubeconfig of it that goes through the door."""
         kube, owner = self.kube, {"namespace": self.kube.namespace, "name": ACCOUNT}
-        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": ACCOUNT}}
+        kind, group = "ClusterRole" if self._everywhere else "Role", "rbac.authorization.k8s.io"
+        metadata = {"name": ACCOUNT} if self._everywhere else owner
+        role = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": metadata}
         binding = {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": ACCOUNT},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
+            "apiVersion": f"{group}/v1",
+            "kind": f"{kind}Binding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": group, "kind": kind, "name": ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", **owner}],
         }
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": owner}
@@ -117,6 +120,7 @@ class Controller:
             sys.executable, "-m", "kvpool_operator.controller", "--poll-seconds", str(POLL_SECONDS), "--liveness",
             f"http://{LOOPBACK}:{self.liveness_port}/healthz", "--metrics-port", str(self.metrics_port),
         ]  # fmt: skip
+        command += [] if self._everywhere else ["--namespace", self.kube.namespace]
         environment = {"PYTHONPATH": paths, "KUBECONFIG": str(self._kubeconfig), "PATH": os.environ["PATH"]}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, cwd=self.folder, stdout=log, stderr=log)

@@ -29,16 +29,16 @@ class HostedMember:
         self._agent: subprocess.Popen[bytes] | None = None
         self.engine: StandInEngine | None = None
 
-    def create_pod(self, injected: bool = True) -> "HostedMember":
+    def create_pod(self, injected: bool = True, **annotations: str) -> "HostedMember":
         agent = {"name": "kvpool-agent", "image": "none", "restartPolicy": "Always"}
         spec = {
             "schedulerName": "nobody",
             "containers": [{"name": "engine", "image": "none"}],
             "initContainers": [agent] if injected else [],
         }
-        metadata = {"name": self.name, "labels": {POOL_LABEL: self.pool}}
+        metadata = {"name": self.name, "labels": {POOL_LABEL: self.pool}, "annotations": annotations}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        self.kube.core.create_namespaced_pod(self.kube.namespace, pod)
+        self.uid = str(self.kube.core.create_namespaced_pod(self.kube.namespace, pod).metadata.uid)
         return self
 
     def say_started(self) -> "HostedMember":
@@ -65,7 +65,7 @@ class HostedMember:
             str(self.folder / "run"), "--bind", self.address,
         ]  # fmt: skip
         paths = f"{REPOSITORY / 'agent'}:{REPOSITORY / 'operator'}"
-        environment = dict(os.environ, PYTHONPATH=paths, KVPOOL_MEMBER_UID=self.name)
+        environment = dict(os.environ, PYTHONPATH=paths, KVPOOL_MEMBER_UID=self.uid)
         with (self.folder / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         return self

@@ -19,6 +19,11 @@ class Pools(Kube):
         self.kubectl("create", "namespace", self.namespace)
         self.install_crd()
 
+    def remove(self) -> None:
+        """The namespace and all in it; nobody waits for its end."""
+        self.kubectl("delete", "kvp", "--all")
+        self.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
     def clear(self) -> None:
         self.kubectl("delete", "kvp,configmaps,services,pods", "--all", "--grace-period=0", "--force")
         wait_for("no pool left", lambda: not self.custom.list_namespaced_custom_object(*self._pools)["items"], SECONDS)

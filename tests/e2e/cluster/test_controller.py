@@ -5,6 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from cluster.controllers import POLL_SECONDS, Controller
 from cluster.kube import wait_for
@@ -201,6 +202,27 @@ def test_an_api_server_that_is_away_for_half_a_minute_costs_no_more(pools: Pools
     pools.wait_condition("ConfigValid", "True", "Accepted", "meanwhile")
     pools.wait_objects()
     assert controller.running
+
+
+def test_told_to_look_in_one_namespace_it_needs_no_right_beyond(
+    pools: Pools, controller: Controller, tmp_path: Path
+) -> None:
+    controller.end()
+    alone = Pools(pools.provided, "kvpool-controller-alone")
+    alone.prepare()
+    narrow = Controller(alone, tmp_path, everywhere=False).start()
+    try:
+        wait_for("it has looked around", lambda: narrow.metric("kvpool_controller_pools") + 1, SECONDS)
+        pools.create()  # elsewhere
+        alone.create()
+        alone.wait_objects()
+        alone.wait_condition("Ready", "False", "NoMembers")
+        alone.kubectl("delete", "service", OBJECTS)
+        alone.wait_objects()
+        assert pools.own_objects() == set() and narrow.metric("kvpool_controller_pools") == 1
+    finally:
+        narrow.end()
+        alone.remove()
 
 
 def test_it_ends_in_good_order_when_it_is_told_to(pools: Pools, controller: Controller) -> None:

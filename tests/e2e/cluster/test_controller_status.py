@@ -7,9 +7,10 @@ import pytest
 from standin_engine import StandInEngine, prompt
 
 from cluster.controllers import Controller
-from cluster.kube import wait_for
 from cluster.members import HostedMember
 from cluster.pools import NAME, Pools
+from kvpool_contract.reasons import explain
+from kvpool_operator.desired.pods import SKIPPED_ANNOTATION
 
 
 @pytest.fixture
@@ -105,9 +106,15 @@ def test_bare_pods_and_formats_that_differ_are_told_with_their_reasons(
         elsewhere.close()
 
     uninjected = member().create_pod(injected=False)
-    pools.wait_condition("AgentsReady", "False", "NotInjected")
-    pools.wait_event("NotInjected", uninjected.name)
-    wait_for("3 of 4", lambda: pools.pool()["status"]["ready"] == "3/4", 10)
+    skipped = member().create_pod(injected=False, **{SKIPPED_ANNOTATION: "host_network"})
+    for each in (uninjected, skipped):
+        pools.wait_event("NotInjected", each.name)
+    pools.wait_status(ready="3/5")
+    told = pools.condition("AgentsReady")
+    assert told["reason"] == "NotInjected"
+    assert told["message"] == (
+        f"2 of 5: {uninjected.name}, {skipped.name}. 1 {explain('host_network')} 1 {explain('not_injected')}"
+    )
     # users' pods are looked at and nothing else
     for pod in pools.core.list_namespaced_pod(pools.namespace).items:
-        assert not pod.metadata.annotations and not pod.metadata.finalizers
+        assert set(pod.metadata.annotations or {}) <= {SKIPPED_ANNOTATION} and not pod.metadata.finalizers
