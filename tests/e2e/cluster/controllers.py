@@ -156,6 +156,11 @@ class Controller:
             lines = answer.read().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} ")), 0.0)
 
+    def writes(self) -> float:
+        """Calls that write, of all kinds: the API server itself makes nothing of one that changes nothing."""
+        kinds = ("ConfigMap", "Service", "status", "Event")
+        return sum(self.metric(f'kvpool_controller_writes_total{{object="{kind}"}}') for kind in kinds)
+
     def passes(self) -> float:
         return self.metric('kvpool_controller_passes_total{result="ok"}')
 

@@ -54,9 +54,9 @@ def test_the_status_follows_the_agents(
     assert pools.kubectl("get", "kvp", NAME, "--no-headers").stdout.split()[:5] == [NAME, "Ready", "2/2", "1/2", "50"]
 
     # nothing happens: nothing is written, though agents are asked and their counters and clocks go on
-    before = pools.pool()["metadata"]["resourceVersion"]
+    before, written = pools.pool()["metadata"]["resourceVersion"], controller.writes()
     controller.wait_passes(3)
-    assert pools.pool()["metadata"]["resourceVersion"] == before
+    assert (pools.pool()["metadata"]["resourceVersion"], controller.writes()) == (before, written)
 
     second.stop_agent()
     silent = pools.wait_condition("AgentsReady", "False", "AgentsUnreachable")
