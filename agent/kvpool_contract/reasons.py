@@ -239,10 +239,36 @@ _TABLE = (
         "The pod carries the pool's label and has no agent: it was made while the webhook was away.",
         "Make the pod anew, or join its workload with `kvpool inject`; without an agent it stays bare.",
     ),
+    Reason(
+        "port_taken",
+        "A container of the pod uses one of the agent's ports, 7700 to 7702.",
+        "Give that container another port.",
+    ),
+    Reason(
+        "sidecars_unsupported",
+        "A node is older than Kubernetes 1.29, which has no native sidecars.",
+        "Update the nodes.",
+    ),
+    Reason("windows", "The pod is for Windows.", "Nothing to do: the agent runs on Linux alone."),
+    Reason(
+        "mirror_pod",
+        "The pod is a static pod's mirror, in which nothing can be changed.",
+        "Let a Deployment or a StatefulSet own the engine.",
+    ),
+    Reason(
+        "pool_unknown",
+        "The pod's Kubernetes namespace has no KVCachePool of the name in its label.",
+        "Create the pool, or correct the label kvpool.io/pool; then create the pod anew.",
+    ),
+    Reason(
+        "pool_invalid",
+        "The KVCachePool named in the pod's label can't be used.",
+        "Correct the pool by the sentence in its status; then create the pod anew.",
+    ),
     Reason("other_pool", "The pod is labelled for another pool.", "Change the label or name the other pool."),
     Reason(
         "unsupported_kind",
-        "Only Deployment, StatefulSet and ReplicaSet can be injected.",
+        "Only a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or Pod can be injected.",
         "Give the command the object that owns the pod template.",
     ),
 )
