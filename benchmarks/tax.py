@@ -24,6 +24,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -246,8 +247,13 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=640)
     parser.add_argument("--answer-tokens", type=int, default=24)
     parser.add_argument("--together", type=int, default=1, help="requests at a time")
+    parser.add_argument("--engine-python", type=Path, help="an interpreter with vLLM; without it the cached CPU build")
+    parser.add_argument("--model", type=Path, help="a folder; goes with --engine-python")
+    parser.add_argument("--engine-arguments", default="", help="added to the servers' own")
     parser.add_argument("--executor", choices=("uni", "mp"), default="uni")
     options = parser.parse_args()
+    if bool(options.engine_python) != bool(options.model):
+        raise SystemExit("tax.py: --engine-python and --model go together.")
     if options.quick:
         options.starts, options.rounds = 1, 3
     cores = sorted(os.sched_getaffinity(0))
@@ -256,7 +262,7 @@ def main() -> None:
     engine_cores, other_cores = set(cores[:-1]), {cores[-1]}
     os.sched_setaffinity(0, other_cores)  # the load generator
     load = Load(options.prompt_tokens, options.answer_tokens, options.together)
-    tools = Tools.prepared()
+    tools = Tools(options.engine_python, options.model) if options.model else Tools.prepared()
     all_series, agent = {arm: Series() for arm in ARMS}, Series()
     print(
         f"{options.starts} starts of {options.rounds} rounds, {load.prompt_tokens} prompt and {load.answer_tokens} "
@@ -265,7 +271,8 @@ def main() -> None:
     )
     for _ in range(options.starts):
         with tempfile.TemporaryDirectory(prefix="kvpool-tax-") as folder:
-            pool = Pool(tools, Path(folder), executor=options.executor)
+            arguments = tuple(shlex.split(options.engine_arguments))
+            pool = Pool(tools, Path(folder), executor=options.executor, engine_arguments=arguments)
             try:
                 one_start(pool, load, options.rounds, (engine_cores, other_cores), all_series, agent)
             finally:

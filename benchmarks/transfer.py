@@ -23,6 +23,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -185,10 +186,11 @@ class Peer:
     """Another store's program (peers/*_turns.py)."""
 
     def __init__(self, name: str, size: int, count: int) -> None:
-        """Raises OSError or ValueError, with the end of what it printed, when it can't be run."""
+        """Raises OSError with the last line of what it said when it can't be run."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         command = [str(PEERS[name]()), str(HERE / "peers" / f"{name}_turns.py"), str(size), str(count)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
         self.ways: list[str] = json.loads(self._line())
 
@@ -197,7 +199,9 @@ class Peer:
         for line in self._process.stdout:
             if line.startswith(("[", "{")):  # they print to their output too
                 return line
-        raise OSError("it ended without an answer")
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        raise OSError(said.splitlines()[-1] if said else "it ended without a word")
 
     def turn(self, way: str) -> tuple[float, float]:
         """(seconds, CPU seconds of both ends) of getting all blocks once."""
@@ -222,7 +226,7 @@ def started(names: Sequence[str], size: int, count: int) -> list[Peer]:
     for name in names:
         try:
             found.append(Peer(name, size, count))
-        except (OSError, ValueError, SystemExit) as error:
+        except (OSError, SystemExit) as error:
             print(f"{name}: not run: {error}", flush=True)
     return found
 

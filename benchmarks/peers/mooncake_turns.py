@@ -2,7 +2,8 @@
 
     mooncake_turns.py SIZE COUNT    (blocks of SIZE bytes)
 
-Two ways: `get_into` block by block, and `batch_get_into` of all; both into registered memory.
+Two ways: `get_into` block by block, and `batch_get_into` of all; both into registered memory. Its library loads
+libibverbs.so.1 (Debian: libibverbs1) also where only TCP is used.
 """
 
 import ctypes
