@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--engine-python", type=Path, help="an interpreter with vLLM; without it the cached CPU build")
     parser.add_argument("--model", type=Path, help="a folder; goes with --engine-python")
     parser.add_argument("--engine-arguments", default="", help="added to the servers' own")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--executor", choices=("uni", "mp"), default="uni")
     options = parser.parse_args()
     if bool(options.engine_python) != bool(options.model):
@@ -272,7 +273,7 @@ def main() -> None:
     for _ in range(options.starts):
         with tempfile.TemporaryDirectory(prefix="kvpool-tax-") as folder:
             arguments = tuple(shlex.split(options.engine_arguments))
-            pool = Pool(tools, Path(folder), executor=options.executor, engine_arguments=arguments)
+            pool = Pool(tools, Path(folder), dtype=options.dtype, executor=options.executor, engine_arguments=arguments)
             try:
                 one_start(pool, load, options.rounds, (engine_cores, other_cores), all_series, agent)
             finally:

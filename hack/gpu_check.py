@@ -59,7 +59,10 @@ def check_engine(options: argparse.Namespace) -> None:
     """Runs the second part; ends with the reason when it fails."""
     python = options.agent_python or prepare.dev() / "bin" / "python"
     model = options.model or prepare.model()
-    command = ["--engine-python", sys.executable, "--model", str(model), "--engine-arguments", options.engine_arguments]
+    command = [
+        "--engine-python", sys.executable, "--model", str(model), "--dtype", "bfloat16",
+        f"--engine-arguments={options.engine_arguments}",
+    ]  # fmt: skip
     for script in ([str(HACK / "gpu_engine.py")], [str(HACK.parent / "benchmarks/tax.py"), "--starts", "1"]):
         print(f"== {Path(script[0]).stem}", flush=True)
         if subprocess.run([str(python), *script, *command]).returncode:
