@@ -1,12 +1,14 @@
 # kvpool: `make demo` shows the main job on this machine, `make test` sets up everything and runs all suites.
 #
 # Variables: PYTHON (a Python 3.11), KVPOOL_CACHE (where environments and the model are kept, default
-# ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none).
+# ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none),
+# GPU_PYTHON (for gpu-check: an interpreter with torch for CUDA and, for its second part, vLLM).
 
+GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit engine cluster
+.PHONY: help demo check test unit engine cluster gpu-check
 
 export PYTHONDONTWRITEBYTECODE := 1
 export PYTHONPATH := $(CURDIR)/agent:$(CURDIR)/operator
@@ -17,6 +19,7 @@ help:
 	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make cluster  the suite on a real Kubernetes"
+	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
 
 demo:
 	@$(PYTHON) hack/prepare.py preflight
@@ -25,3 +28,5 @@ demo:
 check test unit engine cluster:
 	@$(PYTHON) hack/suites.py $@
 
+gpu-check:
+	@$(GPU_PYTHON) hack/gpu_check.py

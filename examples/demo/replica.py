@@ -93,7 +93,7 @@ class Pool:
     """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
 
     executor: vLLM's, `mp` (a worker process of its own, its default on a CPU) or `uni` (in the core process, its
-    default on one GPU).
+    default on one GPU). engine_arguments: added to the server's own.
     """
 
     tools: Tools
@@ -106,6 +106,7 @@ class Pool:
     executor: str = "mp"
     agent: dict[str, Any] = field(default_factory=dict)
     engine_environment: dict[str, str] = field(default_factory=dict)
+    engine_arguments: Sequence[str] = ()
     replicas: list["Replica"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -184,6 +185,7 @@ class Replica:
             "--served-model-name", "smol", "--host", LOOPBACK, "--port", str(self.engine_port), "--dtype", pool.dtype,
             "--max-model-len", str(pool.max_model_len), "--block-size", "32", "--enforce-eager",
             "--kv-cache-memory-bytes", str(pool.device_bytes), "--distributed-executor-backend", pool.executor,
+            *pool.engine_arguments,
         ]  # fmt: skip
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         base = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
