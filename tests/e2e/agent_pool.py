@@ -152,6 +152,11 @@ class AgentPool:
         self._pool = Pool(tools, folder, agent={"arenaBytes": 4 * MIB, **agent})
         self.nodes: list[Node] = []
 
+    @property
+    def members(self) -> Path:
+        """The file of all agents' members."""
+        return self._pool.members
+
     def node(self, name: str, **agent: Any) -> Node:
         """A replica that is not started yet."""
         self.nodes.append(Node(self._pool.replica(name, agent=agent)))
