@@ -98,7 +98,8 @@ class StandInEngine:
         self.row_bytes, self.rows = row_bytes, rows
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
-        self._memory = memoryview(mmap.mmap(self._file, rows * row_bytes))
+        self._map = mmap.mmap(self._file, rows * row_bytes)
+        self._memory = memoryview(self._map)
         self._descriptor = reopen_read_only(self._file)
         self.attach_header = {
             "format": {"engine": "standin", "model": model, "row_bytes": row_bytes, "block_tokens": BLOCK_TOKENS},
@@ -130,6 +131,8 @@ class StandInEngine:
         self.side.shutdown()
         self._http.shutdown()
         self._http.server_close()
+        self._memory.release()
+        self._map.close()
         os.close(self._file)
         os.close(self._descriptor)
 

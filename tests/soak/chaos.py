@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from agent_pool import AgentPool, Node
 from bad_peer import BadPeer
 from peer_faults import FAULTS, HANDSHAKES
-from replica import LOOPBACK, WaitError, wait_for
+from replica import LOOPBACK, wait_for
 from traffic import ROW, Prompts, Totals, Traffic
 
 from kvpool_agent.peer import frames
@@ -102,7 +102,7 @@ class Chaos:
                     with self._taken[victim]:
                         fault(self, victim, draw)
                         self._back(victim, name)
-            except (OSError, WaitError, AssertionError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run has failed and goes on
                 self.totals.fail(f"{name}: {type(error).__name__}: {error}")
             self.counts[name] += 1
 
@@ -191,7 +191,8 @@ def join_and_leave(chaos: Chaos, _: None, draw: random.Random) -> None:
     node.start()
     chaos.members.add(address)
     try:
-        node.attach(**chaos.options)
+        node.begin_attach(**chaos.options)
+        wait_for(f"{node.replica.name} attached", lambda: node.engine.session.attached, BACK_SECONDS, 0.05)
         traffic = Traffic(node, chaos.prompts, chaos.totals, random.Random(f"{chaos.seed} {node.replica.name}"))
         traffic.start()
         chaos.last(draw, 3, 20)

@@ -13,6 +13,7 @@ import argparse
 import os
 import random
 import secrets
+import signal
 import sys
 import tempfile
 import threading
@@ -204,8 +205,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvpool-soak-") as folder:
         soak = Soak(Path(folder), options.seed)
         began = time.monotonic()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         try:
             soak.run(60 * options.minutes)
+        except KeyboardInterrupt:
+            soak.totals.fail("the run was ended early")
         finally:
             soak.chaos.ended.set()
             soak.pool.stop()

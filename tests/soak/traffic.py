@@ -44,13 +44,12 @@ class Totals:
             self.host += served.host
             self.loaded += served.pool
             self.longest = max(self.longest, seconds)
-            if not served.equal:
-                self.wrong_requests += 1
-                self.failures.append(f"{name}: wrong bytes in a prompt of {blocks_of(tokens)} blocks: {served}")
-            if served.computed + served.host + served.pool != blocks_of(tokens):
-                self.failures.append(f"{name}: {served} for {blocks_of(tokens)} blocks")
+            self.wrong_requests += not served.equal
+        if not served.equal or served.computed + served.host + served.pool != blocks_of(tokens):
+            self.fail(f"{name}: {served} for a prompt of {blocks_of(tokens)} blocks")
 
     def fail(self, sentence: str) -> None:
+        print(f"FAILURE: {sentence}", flush=True)
         with self._lock:
             self.failures.append(sentence)
 

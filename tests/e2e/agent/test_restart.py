@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from arena_audit import held_by
 from readiness_watch import watching
 from replica import wait_for
 from standin_engine import Served, prompt
+from under_load import Load
 
 from kvpool_agent.store.slab import LEASE_SECONDS
 from kvpool_agent.store.table import HeaderTable
@@ -27,35 +27,6 @@ ROW = 4096
 NO_WARM_UP = {"prewarm": {"maxBytes": 0}}  # what is in the arena after a restart was recovered
 KILLS = 5
 BLOCKS = 6
-
-
-class Load:
-    """Serves on a node's engine from a thread of its own until it ends; fails there if a byte was wrong."""
-
-    def __init__(self, node: Node, prompts: Callable[[int], list[int]]) -> None:
-        self.node, self.prompts = node, prompts
-        self.served: list[Served] = []
-        self.errors: list[BaseException] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Load":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        assert self.errors == []
-        assert self.served and all(one.equal for one in self.served)
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self.node.engine.forget()
-                self.served.append(self.node.engine.serve(self.prompts(len(self.served))))
-        except BaseException as error:  # noqa: BLE001 - shown by the test's thread
-            self.errors.append(error)
 
 
 def state_of(status: AgentStatus) -> tuple[str, str]:
