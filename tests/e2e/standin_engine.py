@@ -50,8 +50,8 @@ def prompt(name: str, blocks: int) -> list[int]:
 
 @dataclass
 class Served:
-    """Blocks of one request: computed here, found in the host pool, loaded from the pool; `equal`: all bytes loaded
-    are those that computing would have given."""
+    """Blocks of one request: computed here, found in the host pool, loaded from the pool; `equal`: all bytes loaded,
+    and all that the host pool has of it in the end, are those that computing would have given."""
 
     computed: int = 0
     host: int = 0
@@ -98,7 +98,8 @@ class StandInEngine:
         self.row_bytes, self.rows = row_bytes, rows
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
-        self._memory = memoryview(mmap.mmap(self._file, rows * row_bytes))
+        self._map = mmap.mmap(self._file, rows * row_bytes)
+        self._memory = memoryview(self._map)
         self._descriptor = reopen_read_only(self._file)
         self.attach_header = {
             "format": {"engine": "standin", "model": model, "row_bytes": row_bytes, "block_tokens": BLOCK_TOKENS},
@@ -130,6 +131,8 @@ class StandInEngine:
         self.side.shutdown()
         self._http.shutdown()
         self._http.server_close()
+        self._memory.release()
+        self._map.close()
         os.close(self._file)
         os.close(self._descriptor)
 
@@ -157,6 +160,8 @@ class StandInEngine:
             self._step_begin()
             waiting = [request for request in waiting if not self._scan(request)]
             self.side.end_step((), ())
+        for key in [key for request in requests for key in request.keys if key in self._held]:
+            self._held.move_to_end(key)  # what these requests have here makes no room for them
         for request in requests:
             self._load(request)
             self._compute_and_store(request)
@@ -220,6 +225,8 @@ class StandInEngine:
 
     def _finish(self, request: _Request) -> None:
         served = request.served
+        held = [(key, self._held[key]) for key in request.keys if key in self._held]
+        served.equal &= all(self._row(row) == block_bytes(key, self.row_bytes) for key, row in held)
         for word, blocks in (("local_compute", served.computed), ("host", served.host), ("p2p", served.pool)):
             self.tokens[word] += blocks * BLOCK_TOKENS
         self.side.end_step([request.req_id], ())

@@ -5,6 +5,7 @@ something is written down as an example.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -305,6 +306,25 @@ def test_an_attach_without_sense_leaves_nothing_behind(engine_port: tuple[Path, 
     before = in_use()
     with connected(path, first) as sock:
         drain(sock)
+    ask(path)
+    settled(lambda: handler.sessions == 0 and in_use() <= before)
+
+
+def test_an_attach_for_which_no_descriptor_is_left_leaves_nothing_behind(
+    engine_port: tuple[Path, EngineHandler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, handler = engine_port
+
+    def none_left() -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    before, attaches = in_use(), handler.attaches
+    with monkeypatch.context() as patched:
+        patched.setattr(handler._memory, "reader", none_left)
+        with connected(path, ATTACH) as sock:
+            drain(sock)
+    settled(lambda: in_use() <= before)
+    assert (handler.sessions, handler.attaches) == (0, attaches)
     ask(path)
     settled(lambda: handler.sessions == 0 and in_use() <= before)
 

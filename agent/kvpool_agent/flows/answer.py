@@ -1,5 +1,6 @@
 """Answering other members: what this agent holds, what is hot here, and the blocks themselves."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +9,11 @@ from kvpool_agent.account import Account
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.store.slab import Slabs
+from kvpool_agent.store.arena import Held
+from kvpool_agent.store.slab import Slab, Slabs
+from kvpool_agent.store.tag import tag_of
+
+log = logging.getLogger("kvpool.answer")
 
 LEASE_SECONDS = 30.0
 
@@ -63,7 +68,7 @@ class OwnBlocks:
             for index, block in enumerate(held):
                 if not slab.arena.renew(lease, time.monotonic(), LEASE_SECONDS):
                     return
-                if block is not None:
+                if block is not None and self._right(slab, block):
                     yield index, block.tag, slab.view(block.slot)
                     self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
 
@@ -71,3 +76,13 @@ class OwnBlocks:
             yield each()
         finally:
             slab.arena.release(lease)
+
+    def _right(self, slab: Slab, block: Held) -> bool:
+        """Whether the bytes are what was stored. One that changed would be refused by every member that asks, and
+        count as this member's fault: it is dropped here instead, and the asker sees a gap."""
+        if tag_of(block.key, slab.view(block.slot)) == block.tag:
+            return True
+        self._account.count("tag_failures")
+        log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
+        slab.arena.drop(block.key)
+        return False

@@ -115,10 +115,15 @@ class EngineHandler:
             if self.attaches:
                 raise Refusal("geometry_refused")
             self._make_way()  # only a predecessor's engine had this format with other blocks
+        try:
+            reader = self._memory.reader()
+        except OSError as error:  # no descriptor left: the client comes again
+            log.error("attach: %s", error)
+            mapping.close()
+            raise Busy from None
         with self._lock:
             self.attaches += 1
             self.sessions += 1
-        reader = self._memory.reader()
         try:
             port.send(
                 {
