@@ -159,6 +159,7 @@ class Replica:
         }
         self.agent_entry: Sequence[str] = ("-m", "kvpool_agent")
         self.agent_process: subprocess.Popen[bytes] | None = None
+        self.listed = False
         self.engine_process: subprocess.Popen[bytes] | None = None
         self.engine_started = 0.0
 
@@ -166,8 +167,10 @@ class Replica:
 
     def start_agent(self) -> None:
         (self.folder / "agent.json").write_text(json.dumps(self.config))
-        with self.pool.members.open("a") as members:
-            members.write(f"{LOOPBACK}:{self.peer_port}\n")
+        if not self.listed:
+            self.listed = True
+            with self.pool.members.open("a") as members:
+                members.write(f"{LOOPBACK}:{self.peer_port}\n")
         command = [
             str(self.pool.tools.agent_python), *self.agent_entry, "--config", str(self.folder / "agent.json"),
             "--run-dir", str(self.folder / "run"), "--bind", LOOPBACK, "--peer-port", str(self.peer_port),
@@ -217,6 +220,8 @@ class Replica:
             return bool(get(f"{self.engine_url}/health", 2) is not None)
 
         wait_for(f"engine {self.name} healthy", healthy, seconds, 0.25)
+        if self.agent_process is not None:
+            wait_for(f"engine {self.name} probed", lambda: self.status()["probe"]["state"] != "pending", 60)
 
     def wait_ready(self, seconds: float = 60) -> None:
         wait_for(f"agent {self.name} ready", lambda: self.probe("readyz"), seconds)
@@ -224,9 +229,12 @@ class Replica:
     def stop_engine(self) -> None:
         self.engine_process = _end_group(self.engine_process)
 
+    def stop_agent(self) -> None:
+        self.agent_process = _end_group(self.agent_process)
+
     def stop(self) -> None:
         self.stop_engine()
-        self.agent_process = _end_group(self.agent_process)
+        self.stop_agent()
 
     def log(self, what: str, size: int = 3000) -> str:
         path = self.folder / f"{what}.log"
