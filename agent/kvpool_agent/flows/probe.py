@@ -271,10 +271,16 @@ class ProbeFlow:
             connection.close()
 
     def _stored(self, attempt: _Attempt) -> str:
-        """Waits for the rows; why they don't come, or empty."""
+        """Waits for the rows, of each KV group one; why there are none, or empty."""
+        groups = attempt.slab.fields.get("groups")
+        expected = len(groups) if isinstance(groups, list) and groups else 1
+
+        def ended() -> bool:
+            return len(attempt.rows) >= expected or self._attempt is not attempt
+
         with self._changed:
-            ended = self._changed.wait_for(lambda: attempt.rows or self._attempt is not attempt, timeout=STORED_SECONDS)
-        return "" if ended else "the engine did not store what it computed"
+            self._changed.wait_for(ended, timeout=STORED_SECONDS)
+            return "" if attempt.rows else "the engine did not store what it computed"
 
     def _compare(self, attempt: _Attempt, deadline: float) -> bool:
         """Compares with the first member that has the rows, members that are ready before others; False when one that
@@ -330,10 +336,10 @@ class ProbeFlow:
                 return ""
             until = min(deadline, now + FETCH_SECONDS)
             self._dialer.fetch(member.address, slab.fingerprint, keys, "probe", until, land)
-            if len(landed) < len(rows):
+            if not landed:
                 return ""
-            ours = [slab.view(row.slot) for row in rows]
-            return compare(ours, [landed[i] for i in range(len(rows))], str(slab.fields.get("kv_dtype", "")))
+            ours = [slab.view(rows[index].slot) for index in landed]
+            return compare(ours, list(landed.values()), str(slab.fields.get("kv_dtype", "")))
         finally:
             slab.arena.give_back(slots)
 
