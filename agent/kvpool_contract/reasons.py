@@ -69,16 +69,6 @@ _TABLE = (
         "Serve the model from a folder, or from a registry's cache with its snapshots.",
     ),
     Reason(
-        "weights_change",
-        "The engine is set up to update its weights in place, which the format does not tell yet.",
-        "Nothing to do: such engines run bare until a later version.",
-    ),
-    Reason(
-        "adapters_unsupported",
-        "The engine serves LoRA adapters, whose content the format does not tell yet.",
-        "Nothing to do: such engines run bare until a later version.",
-    ),
-    Reason(
         "model_unsupported",
         "The model is no decoder with a KV cache of its own.",
         "Nothing to do: there is no prefix KV to share.",
@@ -97,6 +87,21 @@ _TABLE = (
         "groups_unsupported",
         "The model has several KV-cache groups, or none with full attention.",
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
+    ),
+    Reason(
+        "probe_mismatch",
+        "The engine computes other bytes for the pool's fixed prompt than a member of the same format does.",
+        "Compare weights, engine build and kernels with those of the member in the status's probe, then restart it.",
+    ),
+    Reason(
+        "probe_pending",
+        "The engine had not yet shown that it computes what the pool's other engines compute.",
+        "Nothing to do: it takes moments after a start; see the status's probe if it stays.",
+    ),
+    Reason(
+        "probe_not_run",
+        "The engine could not be asked for the pool's fixed prompt; it shares because all fields of its format agree.",
+        "Let it listen on engine.port without a key on the loopback address, or accept the fields as proof.",
     ),
     Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.", "Raise tiers.memory.size."),
     Reason(

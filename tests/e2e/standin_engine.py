@@ -7,11 +7,13 @@ HTTP it has what an agent reads of an engine: health and metrics.
 
 import collections
 import hashlib
+import json
 import mmap
 import os
+import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,9 +30,9 @@ STEP_SECONDS = 0.002
 SERVE_SECONDS = 60.0
 
 
-def engine_keys(tokens: Sequence[int]) -> list[bytes]:
+def engine_keys(tokens: Sequence[int], salt: str = "") -> list[bytes]:
     """Keys of a prompt's whole blocks: a hash chained over the prefix, and the group."""
-    keys, digest = [], b""
+    keys, digest = [], salt.encode()
     for i in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         digest = hashlib.sha256(digest + repr(list(tokens[i : i + BLOCK_TOKENS])).encode()).digest()
         keys.append(digest + bytes(4))
@@ -65,6 +67,7 @@ class _Request:
 
     req_id: str
     keys: list[bytes]
+    kv_transfer_params: dict[str, Any] | None = None
     offer_all: bool = False
     served: Served = field(default_factory=Served)
     hits: list[bytes] = field(default_factory=list)
@@ -94,8 +97,13 @@ class StandInEngine:
         port: int = 0,
         model: str = "m",
         store_seconds: float = STORE_SECONDS,
+        probe: bool = False,
+        layout: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
+        differ from those of other engines of the same format."""
         self.row_bytes, self.rows = row_bytes, rows
+        self._probe, self._layout, self._serving = probe, layout, threading.RLock()
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
         self._map = mmap.mmap(self._file, rows * row_bytes)
@@ -107,6 +115,7 @@ class StandInEngine:
             "rows": rows,
             "hash_bytes": HASH_BYTES,
             "groups": 1,
+            "engine": secrets.token_hex(8),
         }
         pool = HostPool(rows, row_bytes, address_of(self._memory), self._descriptor)
         self.side = SchedulerSide(path, self.attach_header, pool, KEY_BYTES, shares=True, store_seconds=store_seconds)
@@ -117,6 +126,11 @@ class StandInEngine:
         self._results: dict[int, Result] = {}
         self.tokens: collections.Counter[str] = collections.Counter()
         self._http = _server(port, self)
+
+    @property
+    def requests(self) -> int:
+        """How many it has had."""
+        return self._requests
 
     @property
     def port(self) -> int:
@@ -152,7 +166,20 @@ class StandInEngine:
 
     def serve_together(self, prompts: Sequence[Sequence[int]]) -> list[Served]:
         """Takes all requests in before the first step; ends when all are answered and stored."""
-        requests = [self._begin(tokens) for tokens in prompts]
+        return self._serve([(tokens, "", None) for tokens in prompts])
+
+    def complete(self, body: dict[str, Any]) -> bool:
+        """A completion that came over HTTP, from another thread; whether there is such an endpoint."""
+        if not self._probe:
+            return False
+        self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
+        return True
+
+    def _serve(self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]]) -> list[Served]:
+        with self._serving:
+            return self._serve_now([self._begin(*one) for one in asked])
+
+    def _serve_now(self, requests: Sequence[_Request]) -> list[Served]:
         waiting = list(requests)
         until = time.monotonic() + SERVE_SECONDS
         while waiting:
@@ -168,10 +195,10 @@ class StandInEngine:
             self._finish(request)
         return [request.served for request in requests]
 
-    def _begin(self, tokens: Sequence[int]) -> _Request:
+    def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> _Request:
         self._requests += 1
-        keys = engine_keys(tokens)
-        request = _Request(f"r{self._requests}", keys)
+        keys = engine_keys(tokens, salt)
+        request = _Request(f"r{self._requests}", keys, parameters)
         request.offer_all = self.side.new_request(request)
         return request
 
@@ -208,13 +235,13 @@ class StandInEngine:
                 self._free.append(row)
                 continue
             self._held[key] = row
-            request.served.equal &= self._row(row) == block_bytes(key, self.row_bytes)
+            request.served.equal &= self._row(row) == self._computed(key)
         request.served.pool = len(done)
 
     def _compute_and_store(self, request: _Request) -> None:
         computed = [key for key in request.keys if key not in self._held]
         for key, row in zip(computed, self._take_rows(len(computed)), strict=True):
-            self._row(row)[:] = block_bytes(key, self.row_bytes)
+            self._row(row)[:] = self._computed(key)
             self._held[key] = row
         request.served.computed = len(computed)
         offered = request.keys if request.offer_all else computed
@@ -246,6 +273,9 @@ class StandInEngine:
             self._free.append(self._held.popitem(last=False)[1])
         return [self._free.pop() for _ in range(count)]
 
+    def _computed(self, key: bytes) -> bytes:
+        return self._layout(block_bytes(key, self.row_bytes))
+
     def _row(self, row: int) -> memoryview:
         return self._memory[row * self.row_bytes : (row + 1) * self.row_bytes]
 
@@ -266,6 +296,12 @@ def _server(port: int, engine: StandInEngine) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200 if self.path == "/v1/completions" and engine.complete(body) else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *_: Any) -> None:
             """Nothing: a poll a second is no news."""

@@ -26,6 +26,7 @@ from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError, keys_of
@@ -262,7 +263,8 @@ def engine_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
     slabs, store = Slabs(memory, 0.0), StoreFlow(account)
     lookup = LookupFlow(Nobody(), Fetcher(None, Breakers(account), account), account, 1.0)  # type: ignore[arg-type]
     hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
-    handler = EngineHandler(slabs, memory, lookup, store, account, hooks)
+    probe = ProbeFlow(1, None, None, account, lambda: None)  # type: ignore[arg-type]
+    handler = EngineHandler(slabs, memory, lookup, store, account, probe, hooks)
     path = tmp_path_factory.mktemp("engine") / "engine.sock"
     port = EnginePort(path, handler)
     store.start()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvpool_agent.account import Account
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
@@ -19,14 +20,21 @@ LEASE_SECONDS = 30.0
 
 
 class OwnBlocks:
-    """This member as a source (peer.serve.Source). state: gives the agent's state."""
+    """This member as a source (peer.serve.Source). state: gives the agent's state. One whose engine has failed its
+    probe holds nothing for others."""
 
-    def __init__(self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str]) -> None:
+    def __init__(
+        self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str], probe: ProbeFlow
+    ) -> None:
         self.pool = identity.pool
         self._identity = identity
         self._slabs = slabs
         self._account = account
         self._state = state
+        self._probe = probe
+
+    def _slab(self, fingerprint: bytes) -> Slab | None:
+        return None if self._probe.withdrawn else self._slabs.of(fingerprint)
 
     def welcome(self, version: int) -> frames.Welcome:
         slab = self._slabs.current
@@ -36,11 +44,11 @@ class OwnBlocks:
             self._identity.incarnation,
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
-            len(slab.arena) if slab is not None else 0,
+            len(slab.arena) if slab is not None and not self._probe.withdrawn else 0,
         )
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         return slab.arena.held(keys) if slab is not None else [False] * len(keys)
 
     def description(self) -> bytes:
@@ -48,7 +56,7 @@ class OwnBlocks:
         return frames.pack_fields(slab.fields if slab is not None else None)
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         if slab is None:
             return []
         with slab.heat_lock:
@@ -58,9 +66,12 @@ class OwnBlocks:
     def blocks(
         self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         if slab is None:
             yield iter(())
+            return
+        if purpose == "probe":
+            yield iter(self._probe.rows(slab, keys))
             return
         lease, held = slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
 
