@@ -74,6 +74,11 @@ _TABLE = (
         "Nothing to do: there is no prefix KV to share.",
     ),
     Reason(
+        "draft_unsupported",
+        "The engine drafts with a model of its own, whose KV lies beside the model's.",
+        "Nothing to do: such engines run bare until a later version; drafts by lookup in the prompt (ngram) share.",
+    ),
+    Reason(
         "prefix_caching_off",
         "The engine's prefix caching is switched off.",
         "Switch it on to let the pod join, or remove the pool label.",

@@ -93,7 +93,8 @@ class Pool:
     """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
 
     executor: vLLM's, `mp` (a worker process of its own, its default on a CPU) or `uni` (in the core process, its
-    default on one GPU). engine_arguments: added to the server's own.
+    default on one GPU). engine_entry, engine_arguments: how the server is started, up to the model, and more of its
+    options.
     """
 
     tools: Tools
@@ -106,6 +107,7 @@ class Pool:
     executor: str = "mp"
     agent: dict[str, Any] = field(default_factory=dict)
     engine_environment: dict[str, str] = field(default_factory=dict)
+    engine_entry: Sequence[str] = ("-m", "vllm.entrypoints.openai.api_server", "--model")
     engine_arguments: Sequence[str] = ()
     replicas: list["Replica"] = field(default_factory=list)
 
@@ -184,7 +186,7 @@ class Replica:
     def start_engine(self, joined: bool = True, environment: dict[str, str] | None = None) -> None:
         pool = self.pool
         command = [
-            str(pool.tools.engine_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pool.tools.model),
+            str(pool.tools.engine_python), *pool.engine_entry, str(pool.tools.model),
             "--served-model-name", "smol", "--host", LOOPBACK, "--port", str(self.engine_port), "--dtype", pool.dtype,
             "--max-model-len", str(pool.max_model_len), "--block-size", "32", "--enforce-eager",
             "--kv-cache-memory-bytes", str(pool.device_bytes), "--distributed-executor-backend", pool.executor,

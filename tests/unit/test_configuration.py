@@ -16,11 +16,10 @@ def folder(path: Path, content: bytes = b"weights") -> str:
     return str(path)
 
 
-def config(model: str, load_format: str = "auto", speculative: Any = None) -> Any:
+def config(model: str, load_format: str) -> Any:
     return types.SimpleNamespace(
         model_config=types.SimpleNamespace(model=model, revision=None),
         load_config=types.SimpleNamespace(load_format=load_format, download_dir=None),
-        speculative_config=speculative,
     )
 
 
@@ -31,28 +30,6 @@ def test_weights_that_the_engine_makes_up_are_not_those_of_the_files(tmp_path: P
     assert made_up == f"dummy {read}"
     (tmp_path / "empty").mkdir()
     assert configuration.identity_of_weights(config(str(tmp_path / "empty"), "dummy")) == ""
-
-
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
-def test_drafts_that_are_looked_up_have_no_kv_and_are_no_part_of_the_format(tmp_path: Path, method: str) -> None:
-    model = folder(tmp_path / "m")
-    drafting = types.SimpleNamespace(method=method, model=method)
-    assert configuration.draft_of(config(model, speculative=drafting)) == configuration.draft_of(config(model)) == ""
-
-
-def test_a_draft_model_is_part_of_the_format_by_its_weights(tmp_path: Path) -> None:
-    model = folder(tmp_path / "m")
-
-    def drafting(content: bytes) -> str:
-        draft = types.SimpleNamespace(model=folder(tmp_path / "d", content), revision=None)
-        return configuration.draft_of(
-            config(model, speculative=types.SimpleNamespace(method="eagle3", draft_model_config=draft))
-        )
-
-    one, other = drafting(b"one"), drafting(b"other")
-    assert one.startswith(f"eagle3 {tmp_path / 'd'} ")
-    assert one != other
-    assert drafting(b"one") == one
 
 
 def engine(**changes: Any) -> Any:
@@ -72,6 +49,7 @@ def engine(**changes: Any) -> Any:
         cache=types.SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256", block_size=32),
         lora_config=None,
         weight_transfer_config=None,
+        speculative_config=None,
     )
     for path, value in changes.items():
         *parents, name = path.split("__")
@@ -90,6 +68,10 @@ def engine(**changes: Any) -> Any:
         ({}, None),
         ({"lora_config": object()}, None),
         ({"weight_transfer_config": object()}, None),
+        ({"speculative_config": types.SimpleNamespace(method="ngram")}, None),
+        ({"speculative_config": types.SimpleNamespace(method="suffix")}, None),
+        ({"speculative_config": types.SimpleNamespace(method="eagle3")}, "draft_unsupported"),
+        ({"speculative_config": types.SimpleNamespace(method="draft_model")}, "draft_unsupported"),
         ({"cache__enable_prefix_caching": False}, "prefix_caching_off"),
         ({"cache__prefix_caching_hash_algo": "xxhash"}, "hash_unsupported"),
         ({"model__attn_type": "encoder_only"}, "model_unsupported"),

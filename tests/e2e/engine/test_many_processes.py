@@ -20,8 +20,13 @@ def test_the_ranks_of_one_engine_share_by_their_agent(tools: Tools, tmp_path: Pa
         host_pool_bytes=128 * MIB,
         device_bytes=64 * MIB,
         max_model_len=1024,
+        engine_entry=("-m", "vllm.entrypoints.cli.main", "serve"),
         engine_arguments=ARGUMENTS,
     )
+    # the command asks for its version by the name of the GPU build
+    named = pool.client / "vllm-0.32.0+cpu.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     replica = pool.replica("A")
     tokens = prompt(9000, 2 * BLOCK + 5)
     try:
