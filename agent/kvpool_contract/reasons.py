@@ -74,6 +74,11 @@ _TABLE = (
         "Nothing to do: there is no prefix KV to share.",
     ),
     Reason(
+        "data_parallel_unsupported",
+        "The engine has several data-parallel ranks, each with a host pool of its own.",
+        "Nothing to do: such engines run bare until a later version; replicas of one rank each share.",
+    ),
+    Reason(
         "draft_unsupported",
         "The engine drafts with a model of its own, whose KV lies beside the model's.",
         "Nothing to do: such engines run bare until a later version; drafts by lookup in the prompt (ngram) share.",

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,9 +62,9 @@ def get(url: str, seconds: float = 5.0) -> bytes:
         return bytes(answer.read())
 
 
-def post(url: str, body: object, seconds: float = 300.0, headers: Mapping[str, str] | None = None) -> Any:
+def post(url: str, body: object, seconds: float = 300.0) -> Any:
     request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}, method="POST"
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     with urllib.request.urlopen(request, timeout=seconds) as answer:
         text = answer.read()
@@ -93,8 +93,7 @@ class Pool:
     """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
 
     executor: vLLM's, `mp` (a worker process of its own, its default on a CPU) or `uni` (in the core process, its
-    default on one GPU). engine_entry, engine_arguments: how the server is started, up to the model, and more of its
-    options.
+    default on one GPU). engine_arguments: added to the server's own.
     """
 
     tools: Tools
@@ -107,7 +106,6 @@ class Pool:
     executor: str = "mp"
     agent: dict[str, Any] = field(default_factory=dict)
     engine_environment: dict[str, str] = field(default_factory=dict)
-    engine_entry: Sequence[str] = ("-m", "vllm.entrypoints.openai.api_server", "--model")
     engine_arguments: Sequence[str] = ()
     replicas: list["Replica"] = field(default_factory=list)
 
@@ -186,7 +184,7 @@ class Replica:
     def start_engine(self, joined: bool = True, environment: dict[str, str] | None = None) -> None:
         pool = self.pool
         command = [
-            str(pool.tools.engine_python), *pool.engine_entry, str(pool.tools.model),
+            str(pool.tools.engine_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pool.tools.model),
             "--served-model-name", "smol", "--host", LOOPBACK, "--port", str(self.engine_port), "--dtype", pool.dtype,
             "--max-model-len", str(pool.max_model_len), "--block-size", "32", "--enforce-eager",
             "--kv-cache-memory-bytes", str(pool.device_bytes), "--distributed-executor-backend", pool.executor,
@@ -266,12 +264,10 @@ class Replica:
         found: dict[str, Any] = json.loads(get(f"http://{LOOPBACK}:{self.worker_port}/status"))
         return found
 
-    def complete(
-        self, prompt: Sequence[int] | str, tokens: int = 4, headers: Mapping[str, str] | None = None, **options: Any
-    ) -> Any:
+    def complete(self, prompt: Sequence[int] | str, tokens: int = 4, **options: Any) -> Any:
         """A completion at temperature 0."""
         body = {"model": "smol", "prompt": prompt, "max_tokens": tokens, "temperature": 0, **options}
-        return post(f"{self.engine_url}/v1/completions", body, headers=headers)
+        return post(f"{self.engine_url}/v1/completions", body)
 
     def prompt_tokens(self) -> dict[str, int]:
         """The engine's own counters: prompt tokens computed, and cached on device, on host, by the pool."""

@@ -44,7 +44,7 @@ def engine(**changes: Any) -> Any:
             get_head_size=lambda: 8,
         ),
         parallel=types.SimpleNamespace(
-            nnodes=1, distributed_executor_backend="mp", data_parallel_size_local=1, tensor_parallel_size=1
+            nnodes=1, distributed_executor_backend="mp", data_parallel_size=1, tensor_parallel_size=1
         ),
         cache=types.SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256", block_size=32),
         lora_config=None,
@@ -78,7 +78,7 @@ def engine(**changes: Any) -> Any:
         ({"model__is_encoder_decoder": True}, "model_unsupported"),
         ({"parallel__nnodes": 2}, "multi_host"),
         ({"parallel__distributed_executor_backend": "ray"}, "multi_host"),
-        ({"parallel__data_parallel_size_local": 1 << 40}, "no_shm_room"),
+        ({"parallel__data_parallel_size": 2}, "data_parallel_unsupported"),
     ],
     ids=str,
 )

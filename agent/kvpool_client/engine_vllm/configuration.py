@@ -75,12 +75,12 @@ def _unsupported(chosen: Settings, config: Any) -> tuple[str, str] | None:
     speculative = config.speculative_config
     if speculative is not None and speculative.method not in DRAFTS_WITHOUT_KV:
         return "draft_unsupported", f"speculative method {speculative.method}"
-    # each data-parallel rank of this host makes a host pool of its own
-    pools = max(1, parallel.data_parallel_size_local)
+    if parallel.data_parallel_size > 1:
+        return "data_parallel_unsupported", f"data_parallel_size is {parallel.data_parallel_size}"
     shm = os.statvfs("/dev/shm")
     free = shm.f_bavail * shm.f_frsize
-    if free < pools * chosen.host_pool_bytes:
-        return "no_shm_room", f"{pools} host pools of {chosen.host_pool_bytes} bytes wanted, {free} free in /dev/shm"
+    if free < chosen.host_pool_bytes:
+        return "no_shm_room", f"a host pool of {chosen.host_pool_bytes} bytes wanted, {free} free in /dev/shm"
     block_tokens = max(chosen.block_tokens, cache.block_size or LARGEST_ENGINE_BLOCK)
     needed = LEAST_BLOCKS * block_bytes(config, block_tokens)
     if chosen.host_pool_bytes < needed:
