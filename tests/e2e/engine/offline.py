@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,10 +60,6 @@ class OfflineEngine:
         return json.loads(line)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(20)
+        """Ends the process; there is nothing in it to save."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
