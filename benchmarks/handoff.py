@@ -205,8 +205,8 @@ def measure_steps(count: int, requests: int, prompt_tokens: int) -> None:
     for state, figure in found["states"].items():
         inside = "" if figure["inside"] is None else f", of it kvpool {figure['inside']:.2f} ms"
         print(
-            f"  {state:34} {figure['ms']:8.2f} ms (least {figure['least']:.2f}, most {figure['most']:.2f}, "
-            f"{figure['steps']} steps){inside}",
+            f"  {state:34} {figure['ms']:8.2f} ms, {figure['cpu']:.2f} of them on a core "
+            f"(least {figure['least']:.2f}, most {figure['most']:.2f}, {figure['steps']} steps){inside}",
             flush=True,
         )
 
