@@ -15,6 +15,7 @@ import signal
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,6 +135,11 @@ def until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.001)
 
 
+def probe_state(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(json.load(answer)["probe"]["state"])
+
+
 class Watch:
     """Seconds of each state's steps, CPU seconds of the scheduler's thread, and seconds spent in kvpool's tier."""
 
@@ -216,12 +222,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--worker", type=int, required=True, help="process id of the agent's worker")
+    parser.add_argument("--status", required=True, help="URL of the worker's status")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--requests", type=int, required=True)
     parser.add_argument("--prompt-tokens", type=int, required=True)
     options = parser.parse_args()
     engine = Engine(options.model, options.requests, options.prompt_tokens)
     blocks = engine.store_all()
+    until(lambda: probe_state(options.status) == "not_run", "the probe's end")
     engine.connector.reset_cache()
     engine.step([])
     # as vLLM's core does once it has started: else every collection walks through all that was imported
