@@ -12,6 +12,7 @@
 """
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -19,7 +20,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +43,34 @@ from kvpool_client.scheduler_side import HostPool, SchedulerSide  # noqa: E402
 MIB = 2**20
 HASH_BYTES, KEY_BYTES = 32, 36
 STEP_SECONDS = 0.001  # what vLLM's core sleeps in a step without work
+
+
+@contextlib.contextmanager
+def silent_engine(port: int) -> Iterator[None]:
+    """What an agent sees of an engine that is healthy and computes nothing for it: its probe is over at once."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200)
+
+        def do_POST(self) -> None:
+            self.answer(404)
+
+        def answer(self, code: int) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 class Copies:
@@ -94,7 +126,9 @@ class Client:
 
     def _context(self) -> Any:
         return SimpleNamespace(
-            req_id=f"r{self._number}", _offload_key_positions={key: i for i, key in enumerate(self._keys)}
+            req_id=f"r{self._number}",
+            kv_transfer_params=None,
+            _offload_key_positions={key: i for i, key in enumerate(self._keys)},
         )
 
     def _ended(self, job: int) -> Any:
@@ -136,14 +170,16 @@ class Client:
 
 
 def measure_hand_off(size: int, blocks: int, count: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvpool-handoff-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvpool-handoff-") as folder, contextlib.ExitStack() as stack:
         pool = Pool(Tools(Path("none"), Path("none")), Path(folder))
         copies = Copies()
         loader.copy, kept = copies, loader.copy
         try:
             replica = pool.replica("a", agent={"arenaBytes": max(16, 4 * blocks) * size})
+            stack.enter_context(silent_engine(replica.engine_port))
             replica.start_agent()
             client = Client(str(replica.folder / "run" / "engine.sock"), size, blocks)
+            wait_for("the probe's end", lambda: replica.status()["probe"]["state"] == "not_run", 60)
             source = os.memfd_create("source", os.MFD_CLOEXEC)
             os.ftruncate(source, blocks * size)
             mmap.mmap(source, blocks * size)[:] = client.expected
@@ -178,14 +214,16 @@ def measure_hand_off(size: int, blocks: int, count: int) -> None:
 
 def measure_steps(count: int, requests: int, prompt_tokens: int) -> None:
     tools = Tools.prepared()
-    with tempfile.TemporaryDirectory(prefix="kvpool-steps-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvpool-steps-") as folder, contextlib.ExitStack() as stack:
         pool = Pool(tools, Path(folder), host_pool_bytes=256 * MIB)
         try:
             replica = pool.replica("a", agent={"arenaBytes": 512 * MIB, "loading": {"deadlineSeconds": 30}})
+            stack.enter_context(silent_engine(replica.engine_port))
             replica.start_agent()
             command = [
                 str(tools.engine_python), str(REPOSITORY / "benchmarks" / "scheduler_steps.py"),
-                "--model", str(tools.model), "--worker", str(replica.worker_pid()), "--rounds", str(count),
+                "--model", str(tools.model), "--worker", str(replica.worker_pid()),
+                "--status", f"http://127.0.0.1:{replica.worker_port}/status", "--rounds", str(count),
                 "--requests", str(requests), "--prompt-tokens", str(prompt_tokens),
             ]  # fmt: skip
             environment = {
@@ -205,8 +243,8 @@ def measure_steps(count: int, requests: int, prompt_tokens: int) -> None:
     for state, figure in found["states"].items():
         inside = "" if figure["inside"] is None else f", of it kvpool {figure['inside']:.2f} ms"
         print(
-            f"  {state:34} {figure['ms']:8.2f} ms (least {figure['least']:.2f}, most {figure['most']:.2f}, "
-            f"{figure['steps']} steps){inside}",
+            f"  {state:34} {figure['ms']:8.2f} ms, {figure['cpu']:.2f} of them on a core "
+            f"(least {figure['least']:.2f}, most {figure['most']:.2f}, {figure['steps']} steps){inside}",
             flush=True,
         )
 

@@ -15,6 +15,7 @@ import signal
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,24 +135,31 @@ def until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.001)
 
 
+def probe_state(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(json.load(answer)["probe"]["state"])
+
+
 class Watch:
-    """Seconds of each state's steps, and those spent in kvpool's tier."""
+    """Seconds of each state's steps, CPU seconds of the scheduler's thread, and seconds spent in kvpool's tier."""
 
     def __init__(self, engine: Engine) -> None:
         self._tier = engine.tier
         self.steps: dict[str, list[float]] = {}
         self.inside: dict[str, list[float]] = {}
+        self.cpu: dict[str, list[float]] = {}
         self._inside = 0.0
 
     def time(self, state: str, call: Callable[[], Any], instrumented: bool) -> Any:
         self._inside = 0.0
-        started = time.perf_counter()
+        used, started = time.thread_time(), time.perf_counter()
         found = call()
-        taken = time.perf_counter() - started
+        taken, used = time.perf_counter() - started, time.thread_time() - used
         if instrumented:
             self.inside.setdefault(state, []).append(self._inside)
         else:
             self.steps.setdefault(state, []).append(taken)
+            self.cpu.setdefault(state, []).append(used)
         return found
 
     @contextlib.contextmanager
@@ -195,14 +203,14 @@ def one_round(engine: Engine, watch: Watch, worker: int, instrumented: bool) -> 
     watch.time("plans answered, every block HIT", lambda: engine.step(requests), instrumented)
     found = [None]
     while None in found:
-        started = time.perf_counter()
+        used, started = time.thread_time(), time.perf_counter()
         found = engine.step(requests)
-        taken = time.perf_counter() - started
-        if not instrumented and None in found:
-            watch.steps.setdefault("loads run", []).append(taken)
+        taken, used = time.perf_counter() - started, time.thread_time() - used
+        if not instrumented:
+            state = "loads run" if None in found else "all loaded"
+            watch.steps.setdefault(state, []).append(taken)
+            watch.cpu.setdefault(state, []).append(used)
         time.sleep(0.001)
-    if not instrumented:
-        watch.steps.setdefault("all loaded", []).append(taken)
     if found != [tokens] * len(requests):
         raise SystemExit(f"{sum(t != tokens for t in found)} of {len(found)} requests did not load all")
     watch.time("requests finished", lambda: engine.finish(requests), instrumented)
@@ -214,12 +222,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--worker", type=int, required=True, help="process id of the agent's worker")
+    parser.add_argument("--status", required=True, help="URL of the worker's status")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--requests", type=int, required=True)
     parser.add_argument("--prompt-tokens", type=int, required=True)
     options = parser.parse_args()
     engine = Engine(options.model, options.requests, options.prompt_tokens)
     blocks = engine.store_all()
+    until(lambda: probe_state(options.status) == "not_run", "the probe's end")
     engine.connector.reset_cache()
     engine.step([])
     # as vLLM's core does once it has started: else every collection walks through all that was imported
@@ -234,6 +244,7 @@ def main() -> None:
     figures = {
         state: {
             "ms": 1e3 * statistics.median(seconds),
+            "cpu": 1e3 * statistics.median(watch.cpu[state]),
             "least": 1e3 * min(seconds),
             "most": 1e3 * max(seconds),
             "steps": len(seconds),
