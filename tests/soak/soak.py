@@ -35,6 +35,7 @@ ENGINE = {"row_bytes": ROW, "rows": 192, "store_seconds": 2.0}
 AGENT = {"arenaBytes": ARENA, "loading": {"deadlineSeconds": 1.0}, "readiness": {"deadlineSeconds": 10}}
 STEADY, MORTAL = "ab", "cd"
 PROGRESS_SECONDS, SAMPLE_SECONDS, AUDIT_SECONDS = 10.0, 2.0, 30.0
+JUDGED_SECONDS = 600  # a shorter run says nothing about growth
 SETTLED = 0.1  # of the run, after which what grows counts: pools of threads and connections have their size
 MEMORY_GROWTH, COUNT_GROWTH = 8 * MIB, 8  # over the whole run, of the floor
 SHARING_SECONDS = 120.0
@@ -175,8 +176,9 @@ def report(soak: Soak, seconds: float, seed: str) -> bool:
         if name not in MORTAL:
             flat = memory <= MEMORY_GROWTH and descriptors <= COUNT_GROWTH and threads <= COUNT_GROWTH
             worst = [max(pair) for pair in zip(worst, (memory / MIB, descriptors, threads), strict=True)]
-            verdict += ", flat" if flat else ", GROWS"
-            good = good and flat
+            if seconds >= JUDGED_SECONDS:
+                verdict += ", flat" if flat else ", GROWS"
+                good = good and flat
         good = good and bounded
         print(
             f"  {name:19} {most / MIB:5.1f} of {(ARENA + OVERHEAD) / MIB:.0f} MiB {memory / MIB:+12.1f} MiB "
