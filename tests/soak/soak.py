@@ -92,6 +92,19 @@ class Soak:
         for traffic in self.traffics:
             traffic.start()
         self.chaos.start()
+        try:
+            self._watch(began, seconds)
+        except KeyboardInterrupt:
+            self.totals.fail("the run was ended early")
+        self._say("the faults end")
+        self.chaos.end()
+        for traffic in self.traffics:
+            traffic.end()
+        self._say("sharing must be whole again")
+        self._sharing_is_whole()
+        self.audit()
+
+    def _watch(self, began: float, seconds: float) -> None:
         told, audited = began, began
         while (now := time.monotonic()) < began + seconds and self.totals.wrong_requests == 0:
             self.samples.take(self.traffics)
@@ -102,13 +115,6 @@ class Soak:
                 audited = now
                 self.audit()
             time.sleep(SAMPLE_SECONDS)
-        self._say("the faults end")
-        self.chaos.end()
-        for traffic in self.traffics:
-            traffic.end()
-        self._say("sharing must be whole again")
-        self._sharing_is_whole()
-        self.audit()
 
     def audit(self) -> None:
         """Whatever members hold now is asked for and compared; one that is away is left out."""
@@ -211,8 +217,6 @@ def main() -> None:
             signal.signal(number, signal.default_int_handler)
         try:
             soak.run(60 * options.minutes)
-        except KeyboardInterrupt:
-            soak.totals.fail("the run was ended early")
         finally:
             soak.chaos.ended.set()
             soak.pool.stop()
