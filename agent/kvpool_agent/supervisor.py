@@ -73,10 +73,13 @@ class Probes(threading.Thread):
             except OSError:
                 time.sleep(0.1)
                 continue
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-            else:
+            if not self._places.acquire(blocking=False):
                 connection.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # the container has no thread left: answered here, since the pod hangs on it
+                self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -35,6 +35,7 @@ ENGINE = {"row_bytes": ROW, "rows": 192, "store_seconds": 2.0}
 AGENT = {"arenaBytes": ARENA, "loading": {"deadlineSeconds": 1.0}, "readiness": {"deadlineSeconds": 10}}
 STEADY, MORTAL = "ab", "cd"
 PROGRESS_SECONDS, SAMPLE_SECONDS, AUDIT_SECONDS = 10.0, 2.0, 30.0
+JUDGED_SECONDS = 600  # a shorter run says nothing about growth
 SETTLED = 0.1  # of the run, after which what grows counts: pools of threads and connections have their size
 MEMORY_GROWTH, COUNT_GROWTH = 8 * MIB, 8  # over the whole run, of the floor
 SHARING_SECONDS = 120.0
@@ -91,6 +92,19 @@ class Soak:
         for traffic in self.traffics:
             traffic.start()
         self.chaos.start()
+        try:
+            self._watch(began, seconds)
+        except KeyboardInterrupt:
+            self.totals.fail("the run was ended early")
+        self._say("the faults end")
+        self.chaos.end()
+        for traffic in self.traffics:
+            traffic.end()
+        self._say("sharing must be whole again")
+        self._sharing_is_whole()
+        self.audit()
+
+    def _watch(self, began: float, seconds: float) -> None:
         told, audited = began, began
         while (now := time.monotonic()) < began + seconds and self.totals.wrong_requests == 0:
             self.samples.take(self.traffics)
@@ -101,13 +115,6 @@ class Soak:
                 audited = now
                 self.audit()
             time.sleep(SAMPLE_SECONDS)
-        self._say("the faults end")
-        self.chaos.end()
-        for traffic in self.traffics:
-            traffic.end()
-        self._say("sharing must be whole again")
-        self._sharing_is_whole()
-        self.audit()
 
     def audit(self) -> None:
         """Whatever members hold now is asked for and compared; one that is away is left out."""
@@ -175,8 +182,9 @@ def report(soak: Soak, seconds: float, seed: str) -> bool:
         if name not in MORTAL:
             flat = memory <= MEMORY_GROWTH and descriptors <= COUNT_GROWTH and threads <= COUNT_GROWTH
             worst = [max(pair) for pair in zip(worst, (memory / MIB, descriptors, threads), strict=True)]
-            verdict += ", flat" if flat else ", GROWS"
-            good = good and flat
+            if seconds >= JUDGED_SECONDS:
+                verdict += ", flat" if flat else ", GROWS"
+                good = good and flat
         good = good and bounded
         print(
             f"  {name:19} {most / MIB:5.1f} of {(ARENA + OVERHEAD) / MIB:.0f} MiB {memory / MIB:+12.1f} MiB "
@@ -209,8 +217,6 @@ def main() -> None:
             signal.signal(number, signal.default_int_handler)
         try:
             soak.run(60 * options.minutes)
-        except KeyboardInterrupt:
-            soak.totals.fail("the run was ended early")
         finally:
             soak.chaos.ended.set()
             soak.pool.stop()

@@ -115,7 +115,12 @@ class EnginePort:
             if not self._places.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._run, args=(sock,), name="kvpool-engine", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=(sock,), name="kvpool-engine", daemon=True).start()
+            except RuntimeError as error:  # the container has no thread left; the client comes again
+                log.error("an engine is turned away: %s", error)
+                sock.close()
+                self._places.release()
 
     def _run(self, sock: socket.socket) -> None:
         channel = wire.Channel(sock)

@@ -92,7 +92,12 @@ class PeerServer:
             if not self._places.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._run, args=(connection,), name="kvpool-peer", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=(connection,), name="kvpool-peer", daemon=True).start()
+            except RuntimeError as error:  # the container has no thread left; others will be taken
+                log.error("a member is turned away: %s", error)
+                connection.close()
+                self._places.release()
 
     def _run(self, connection: Connection) -> None:
         with self._lock:
