@@ -209,7 +209,7 @@ templates = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(templates)
 def test_undone_nothing_is_left_of_it_and_done_twice_is_done_once(template: dict[str, Any]) -> None:
     first = inject(template, pool({}), SETTINGS)

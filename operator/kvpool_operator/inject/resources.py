@@ -45,20 +45,29 @@ def complete(
 
 
 def raise_engine(edits: Edits, engine: dict[str, Any], host_pool: int) -> None:
-    """The host pool's pages are charged to the engine, which touches them first."""
+    """The host pool's pages are charged to the engine, which touches them first.
+
+    A request that isn't there is the limit; it is written out, since the API server would write it, too, and then
+    nobody could tell that it grew with the limit."""
+    present = engine.get("resources") or {}
+    limit = (present.get("limits") or {}).get("memory")
+    path = ("spec", "containers", engine["name"], "resources")
     for kind in ("requests", "limits"):
-        present = ((engine.get("resources") or {}).get(kind) or {}).get("memory")
-        if present is not None:
-            path = ("spec", "containers", engine["name"], "resources", kind, "memory")
-            edits.set(path, write("memory", milli(present) + 1000 * host_pool))
+        amount = (present.get(kind) or {}).get("memory", limit)
+        if amount is not None:
+            edits.collection(*path, kind, kind=dict)
+            edits.set((*path, kind, "memory"), write("memory", milli(amount) + 1000 * host_pool))
 
 
 def raise_pod(edits: Edits, agent: dict[str, dict[str, Any]], host_pool: int) -> None:
     """Where the pod has resources of its own, all its containers share them: what the agent and the host pool need
     comes on top."""
     resources = edits.template["spec"].get("resources") or {}
-    for kind in ("requests", "limits"):
+    for kind in ("limits", "requests"):
         for name, present in dict(resources.get(kind) or {}).items():
             if name in _QOS:
                 added = milli(agent[kind][name]) + (1000 * host_pool if name == "memory" else 0)
-                edits.set(("spec", "resources", kind, name), write(name, milli(present) + added))
+                most = (resources.get("limits") or {}).get(name)
+                amount = milli(present) + added
+                amount = amount if kind == "limits" or most is None else min(amount, milli(most))
+                edits.set(("spec", "resources", kind, name), write(name, amount))

@@ -1,0 +1,370 @@
+"""The webhook's process beside a real API server, registered by URL, and what stands around it: its account, its
+certificates as the kubelet would bring them, and a line to the API server that can be cut."""
+
+import asyncio
+import base64
+import contextlib
+import copy
+import http.server
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kubernetes import client
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.kube import Kube, wait_for
+from cluster.provider import REPOSITORY
+from kvpool_operator import certificates
+
+NAMESPACE = "kvpool-webhook"
+CONFIGURATION = "00-kvpool-injector"  # runs before the meshes' by its name
+MARK = "kvpool-test"
+AGENT_IMAGE = "example.test/agent:1"
+SETTINGS = certificates.Settings(
+    NAMESPACE,
+    "kvpool-webhook",
+    CONFIGURATION,
+    extra_names=("127.0.0.1",),
+    authority_life=timedelta(days=30),
+    leaf_life=timedelta(days=10),
+)
+
+
+def pool(name: str, namespace: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvpool.io/v1alpha1",
+        "kind": "KVCachePool",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+def registration(url: str, policy: str = "Ignore", name: str = CONFIGURATION) -> dict[str, Any]:
+    """As a chart registers it, but by URL, and for the namespaces of these tests alone."""
+    webhook = {
+        "name": "inject.kvpool.io",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": policy,
+        "reinvocationPolicy": "IfNeeded",
+        "timeoutSeconds": 10,
+        "clientConfig": {"url": url},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "objectSelector": {"matchExpressions": [{"key": "kvpool.io/pool", "operator": "Exists"}]},
+        "namespaceSelector": {"matchLabels": {MARK: "webhook"}},
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [webhook],
+    }
+
+
+class Line:
+    """Carries bytes between a port of this machine and the API server, until it is cut."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._to = (parts.hostname, parts.port)
+        self._open = threading.Event()
+        self._open.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._carry, "127.0.0.1", 0))
+        self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        self._open.clear()
+        self._run(self._drop())
+
+    def mend(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        self._server.close()
+        self.cut()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _drop(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._open.is_set():
+            writer.transport.abort()
+            return
+        back, there = await asyncio.open_connection(*self._to)
+        self._writers |= {writer, there}
+        await asyncio.gather(_pump(reader, there), _pump(back, writer))
+        self._writers -= {writer, there}
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
+
+
+class Webhook:
+    """The process. `files`: its certificates; `line`: its way to the API server."""
+
+    def __init__(self, kube: Kube, folder: Path) -> None:
+        self.kube, self.folder = kube, folder
+        self.files = folder / "certificates"
+        configuration = kube.core.api_client.configuration
+        self.line = Line(configuration.host)
+        (folder / "ca.crt").write_bytes(Path(configuration.ssl_ca_cert).read_bytes())
+        (folder / "token").write_text(kube.kubectl("-n", NAMESPACE, "create", "token", "kvpool-webhook").stdout)
+        self.api: Any = client.AdmissionregistrationV1Api(kube.core.api_client)
+        self.port, self.status_port = (_free_port() for _ in range(2))
+        self.url = f"https://127.0.0.1:{self.port}/inject"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._blank_lines = 0
+
+    def start(self) -> None:
+        command = [
+            *(sys.executable, "-m", "kvpool_operator.webhook", "--certificates", str(self.files)),
+            *("--agent-image", AGENT_IMAGE, "--port", str(self.port), "--status-port", str(self.status_port)),
+            *("--api-server", self.line.url, "--api-token-file", str(self.folder / "token")),
+            *("--api-ca-file", str(self.folder / "ca.crt"), "--drain-seconds", "0"),
+        ]
+        paths = f"{REPOSITORY / 'agent'}:{REPOSITORY / 'operator'}"
+        log = (self.folder / "webhook.log").open("ab")
+        self._process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log)
+
+    def wait_ready(self) -> None:
+        wait_for("the webhook is ready", lambda: self.get("/readyz") == "ok\n", 60)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            assert self._process.wait(20) == 0, self.log()
+            self._process = None
+
+    def log(self) -> str:
+        return (self.folder / "webhook.log").read_text()
+
+    def get(self, path: str) -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", self.status_port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
+    def metric(self, name: str, **labels: str) -> int:
+        return int(
+            sum(
+                sample.value
+                for family in text_string_to_metric_families(self.get("/metrics"))
+                for sample in family.samples
+                if sample.name == f"kvpool_webhook_{name}" and labels.items() <= sample.labels.items()
+            )
+        )
+
+    def certify(self, now: datetime | None = None) -> certificates.Outcome:
+        """What the controller does, and then the kubelet: the Secret's files are swapped at once."""
+        outcome = certificates.reconcile(self.kube.core.api_client, SETTINGS, now or datetime.now(UTC))
+        secret = self.kube.core.read_namespaced_secret(SETTINGS.leaf_secret, NAMESPACE)
+        generation = self.folder / f"generation-{time.monotonic_ns()}"
+        generation.mkdir()
+        for name, text in secret.data.items():
+            (generation / name).write_bytes(base64.b64decode(text))
+        link = self.folder / "next"
+        link.symlink_to(generation)
+        link.replace(self.files)
+        return outcome
+
+    def forget_connections(self) -> set[str]:
+        """Makes the API server leave its connections to the webhook, of which it keeps some for each bundle: blank
+        lines at its end make it another one. Returns those that there were."""
+        before = self.connections()
+        self._blank_lines += 1
+        found = self.api.read_mutating_webhook_configuration(CONFIGURATION).webhooks[0].client_config.ca_bundle
+        bundle = base64.b64encode(base64.b64decode(found) + b"\n" * self._blank_lines).decode()
+        patch = [{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]
+        self.api.patch_mutating_webhook_configuration(CONFIGURATION, patch)
+        return before
+
+    def connections(self) -> set[str]:
+        """The other ends of the open connections."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {line[2] for line in lines if line[1].endswith(f":{self.port:04X}") and line[3] == "01"}
+
+    def shown(self) -> str:
+        """The certificate that new connections get."""
+        return ssl.get_server_certificate(("127.0.0.1", self.port))
+
+
+@contextlib.contextmanager
+def running(kube: Kube, folder: Path) -> Iterator[Webhook]:
+    """The webhook, registered and ready; nothing of it is left in the cluster afterwards."""
+    kube.kubectl(
+        "-n", NAMESPACE, "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _around()})
+    )
+    kube.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(_DEFINITION))
+    kube.kubectl("wait", "--for=condition=Established", "crd/kvcachepools.kvpool.io", "--timeout=30s")
+    webhook = Webhook(kube, folder)
+    webhook.api.create_mutating_webhook_configuration(registration(webhook.url))
+    try:
+        webhook.certify()
+        webhook.start()
+        webhook.wait_ready()
+        yield webhook
+    finally:
+        webhook.api.delete_mutating_webhook_configuration(CONFIGURATION)
+        with contextlib.suppress(AssertionError):
+            webhook.stop()
+        webhook.line.close()
+
+
+def namespace(kube: Kube, name: str, **labels: str) -> str:
+    """A namespace whose pods the webhook sees, with the account that pods need."""
+    body = {"metadata": {"name": name, "labels": {MARK: "webhook", **labels}}}
+    kube.core.create_namespace(body)
+    return _with_account(kube, name)
+
+
+def unseen_namespace(kube: Kube, name: str) -> str:
+    kube.core.create_namespace({"metadata": {"name": name}})
+    return _with_account(kube, name)
+
+
+def _with_account(kube: Kube, name: str) -> str:
+    wait_for("the default account", lambda: kube.core.read_namespaced_service_account("default", name), 30)
+    return name
+
+
+_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "kvcachepools.kvpool.io"},
+    "spec": {
+        "group": "kvpool.io",
+        "scope": "Namespaced",
+        "names": {"kind": "KVCachePool", "plural": "kvcachepools", "singular": "kvcachepool"},
+        "versions": [
+            {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": _SCHEMA}},
+        ],
+    },
+}
+
+
+def _around() -> list[dict[str, Any]]:
+    account = {"name": "kvpool-webhook", "namespace": NAMESPACE}
+    role = "kvpool-webhook-test"
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": role},
+            "rules": [{"apiGroups": ["kvpool.io"], "resources": ["kvcachepools"], "verbs": ["get", "list", "watch"]}],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": role},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", **account}],
+        },
+    ]
+
+
+class Mesh:
+    """A webhook of somebody else's that puts a proxy and a variable into every pod that has none, and keeps the pods
+    as it saw them."""
+
+    def __init__(self, files: Path) -> None:
+        self.seen: list[dict[str, Any]] = []
+        mesh = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
+                mesh.seen.append(copy.deepcopy(request["object"]))
+                answer = json.dumps(_mesh_answer(request)).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(files / "tls.crt", files / "tls.key")
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"https://127.0.0.1:{self._server.server_address[1]}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+def _mesh_answer(request: dict[str, Any]) -> dict[str, Any]:
+    containers = request["object"]["spec"]["containers"]
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+    if all(container["name"] != "istio-proxy" for container in containers):
+        proxy = {"name": "istio-proxy", "image": "istio:1"}
+        theirs = {"name": "THEIRS", "value": "1"}
+        engine = next(n for n, container in enumerate(containers) if container["name"] == "engine")
+        environment = [*(containers[engine].get("env") or []), theirs]
+        patch = [
+            {"op": "add", "path": f"/spec/containers/{engine}/env", "value": environment},
+            {"op": "add", "path": "/spec/containers/0", "value": proxy},
+        ]
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """Results of `count` calls at the same time, errors in place of results."""
+    results: list[Any] = [None] * count
+    start = threading.Barrier(count)
+
+    def one(number: int) -> None:
+        start.wait()
+        try:
+            results[number] = work(number)
+        except Exception as error:  # noqa: BLE001 - told apart by the test
+            results[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
