@@ -9,7 +9,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from kvpool_operator.certificates.authority import BACKDATE, read_pair
 from kvpool_operator.certificates.plan import Plan, Settings, plan
 
-SETTINGS = Settings("kvpool-system", "kvpool-webhook", "00-kvpool-injector", extra_names=("127.0.0.1",))
+SETTINGS = Settings("kvpool-system", "kvpool-webhook", "injector.kvpool.io", extra_names=("127.0.0.1",))
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 
@@ -127,7 +127,7 @@ def test_a_key_of_another_pair_counts_as_damaged() -> None:
 
 def test_another_name_of_the_service_makes_another_leaf() -> None:
     made = first()
-    moved = after(made, START, Settings("elsewhere", "kvpool-webhook", "00-kvpool-injector"))
+    moved = after(made, START, Settings("elsewhere", "kvpool-webhook", "injector.kvpool.io"))
     assert moved.authorities == made.authorities
     names = x509.load_pem_x509_certificate(moved.leaf["tls.crt"]).extensions
     alternative = names.get_extension_for_class(x509.SubjectAlternativeName).value

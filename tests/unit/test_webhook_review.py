@@ -77,7 +77,7 @@ def test_asked_again_about_its_own_work_it_changes_nothing() -> None:
     [
         (pod(), Unusable("pool_unknown"), "pool_unknown"),
         (pod(), Unusable("pool_unread"), "pool_unread"),
-        (pod(), usable({"kind": "KVCachePool"}), "pool_invalid"),
+        (pod(), usable({"kind": "KVCachePool", "metadata": {"name": "chat"}}), "pool_invalid"),
         (pod(hostNetwork=True), pool(), "host_network"),
         (pod(annotations={}, hostNetwork=True), pool(), "host_network"),
     ],

@@ -10,7 +10,7 @@ import logging
 import random
 from typing import Any
 
-from kvpool_operator.desired.pool import KVCachePool, PoolError, read_pool
+from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
 from kvpool_operator.webhook.api import ApiError, Client
 from kvpool_operator.webhook.review import Unusable
 
@@ -22,11 +22,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 def usable(document: dict[str, Any]) -> KVCachePool | Unusable:
     """The pool that an object of the API server describes, or what is wrong with it."""
-    metadata = document.get("metadata") or {}
-    wanted: dict[str, Any] = {name: document[name] for name in ("apiVersion", "kind", "spec") if name in document}
-    wanted["metadata"] = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
     try:
-        return read_pool(wanted)
+        return read_stored_pool(document)
     except PoolError as error:
         return Unusable("pool_invalid", str(error))
 

@@ -115,6 +115,7 @@ def test_a_mesh_comes_after_and_everybody_keeps_their_part(kube: Kube, webhook: 
     mesh = Mesh(webhook.files)
     theirs = registration(mesh.url, name="istio-sidecar-injector")
     ours = webhook.api.read_mutating_webhook_configuration(CONFIGURATION)
+    del theirs["webhooks"][1]
     theirs["webhooks"][0]["clientConfig"]["caBundle"] = ours.webhooks[0].client_config.ca_bundle
     webhook.api.create_mutating_webhook_configuration(theirs)
     try:
@@ -296,6 +297,8 @@ def test_without_the_webhook_pods_start_bare_and_others_never_notice(kube: Kube,
         body = pod()
         after = created(kube, body)
         assert (is_joined(after), skipped(after)) == (False, None)
+        with pytest.raises(client.ApiException, match=r"failed calling webhook .*require\.kvpool\.io"):
+            created(kube, pod(annotations={"kvpool.io/require": "true"}))
         with refusing(webhook):
             wait_for("labelled pods are refused", lambda: refused(kube), 30)
             created(kube, unlabelled)

@@ -28,7 +28,7 @@ from cluster.provider import REPOSITORY
 from kvpool_operator import certificates
 
 NAMESPACE = "kvpool-webhook"
-CONFIGURATION = "00-kvpool-injector"  # runs before the meshes' by its name
+CONFIGURATION = "injector.kvpool.io"  # runs before the meshes' by its name
 MARK = "kvpool-test"
 AGENT_IMAGE = "example.test/agent:1"
 SETTINGS = certificates.Settings(
@@ -50,13 +50,11 @@ def pool(name: str, namespace: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def registration(url: str, policy: str = "Ignore", name: str = CONFIGURATION) -> dict[str, Any]:
+def registration(url: str, name: str = CONFIGURATION) -> dict[str, Any]:
     """As a chart registers it, but by URL, and for the namespaces of these tests alone."""
     webhook = {
-        "name": "inject.kvpool.io",
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
-        "failurePolicy": policy,
         "reinvocationPolicy": "IfNeeded",
         "timeoutSeconds": 10,
         "clientConfig": {"url": url},
@@ -64,11 +62,26 @@ def registration(url: str, policy: str = "Ignore", name: str = CONFIGURATION) ->
         "objectSelector": {"matchExpressions": [{"key": "kvpool.io/pool", "operator": "Exists"}]},
         "namespaceSelector": {"matchLabels": {MARK: "webhook"}},
     }
+    required = (
+        "has(object.metadata.annotations) && 'kvpool.io/require' in object.metadata.annotations"
+        " && object.metadata.annotations['kvpool.io/require'] == 'true'"
+    )
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": name},
-        "webhooks": [webhook],
+        "webhooks": [
+            {
+                **webhook,
+                "name": each,
+                "failurePolicy": policy,
+                "matchConditions": [{"name": "required", "expression": expression}],
+            }
+            for each, policy, expression in (
+                ("inject.kvpool.io", "Ignore", f"!({required})"),
+                ("require.kvpool.io", "Fail", required),
+            )
+        ],
     }
 
 
@@ -222,8 +235,7 @@ def running(kube: Kube, folder: Path) -> Iterator[Webhook]:
     kube.kubectl(
         "-n", NAMESPACE, "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _around()})
     )
-    kube.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(_DEFINITION))
-    kube.kubectl("wait", "--for=condition=Established", "crd/kvcachepools.kvpool.io", "--timeout=30s")
+    kube.install_crd()
     webhook = Webhook(kube, folder)
     webhook.api.create_mutating_webhook_configuration(registration(webhook.url))
     try:
@@ -253,22 +265,6 @@ def unseen_namespace(kube: Kube, name: str) -> str:
 def _with_account(kube: Kube, name: str) -> str:
     wait_for("the default account", lambda: kube.core.read_namespaced_service_account("default", name), 30)
     return name
-
-
-_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_DEFINITION = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "kvcachepools.kvpool.io"},
-    "spec": {
-        "group": "kvpool.io",
-        "scope": "Namespaced",
-        "names": {"kind": "KVCachePool", "plural": "kvcachepools", "singular": "kvcachepool"},
-        "versions": [
-            {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": _SCHEMA}},
-        ],
-    },
-}
 
 
 def _around() -> list[dict[str, Any]]:
