@@ -31,10 +31,12 @@ from cluster.admitted import (
     skipped,
     wait_joined,
 )
+from cluster.controllers import Controller
 from cluster.kube import Kube, wait_for
 from cluster.webhook import (
     AGENT_IMAGE,
     CONFIGURATION,
+    NAMESPACE,
     SETTINGS,
     Mesh,
     Webhook,
@@ -211,7 +213,7 @@ def test_fifty_at_once(kube: Kube, webhook: Webhook) -> None:
 
 
 def test_an_unreachable_api_server_leaves_the_last_known_pools(kube: Kube, webhook: Webhook) -> None:
-    webhook.line.cut()
+    webhook.door.shut()
     try:
         faults = webhook.metric("api_faults")
         assert is_joined(created(kube, pod()))
@@ -222,7 +224,7 @@ def test_an_unreachable_api_server_leaves_the_last_known_pools(kube: Kube, webho
         assert webhook.get("/readyz") == "ok\n"
         create_pool(kube, pool("other", TEAM))
     finally:
-        webhook.line.mend()
+        webhook.door.open()
     pools = webhook.metric("pools")
     wait_for("the new pool is known", lambda: webhook.metric("pools") == pools + 1, 60)
     assert is_joined(created(kube, unknown))
@@ -284,6 +286,34 @@ def refusing(webhook: Webhook) -> Iterator[None]:
         yield
     finally:
         policy("Ignore")
+
+
+def test_the_controller_keeps_the_certificates_with_the_rights_of_the_chart(
+    kube: Kube, webhook: Webhook, tmp_path: Path
+) -> None:
+    core, home = kube.core, Kube(kube.provided, NAMESPACE)
+    for name in (SETTINGS.authority_secret, SETTINGS.leaf_secret):
+        core.delete_namespaced_secret(name, NAMESPACE)
+
+    def bundle() -> str:
+        found = webhook.api.read_mutating_webhook_configuration(CONFIGURATION).webhooks
+        assert len({each.client_config.ca_bundle for each in found}) == 1
+        return str(found[0].client_config.ca_bundle)
+
+    before = bundle()
+    controller = Controller(home, tmp_path, "--webhook", CONFIGURATION, everywhere=False)
+    controller.start()
+    try:
+        ok = 'kvpool_controller_certificate_looks_total{result="ok"}'
+        wait_for("the certificates are there", lambda: controller.metric(ok) == 1, 60)
+        made = core.read_namespaced_secret(SETTINGS.leaf_secret, NAMESPACE)
+        assert made.data["ca.crt"] == bundle() != before
+        assert made.type == "kubernetes.io/tls"
+        # signed for the Service; the tests' own address is asked for besides, with the same authority
+        assert webhook.certify().written == ("leaf",)
+    finally:
+        assert controller.end() == 0, controller.log_file.read_text()
+    wait_joined(kube)
 
 
 def test_without_the_webhook_pods_start_bare_and_others_never_notice(kube: Kube, webhook: Webhook) -> None:

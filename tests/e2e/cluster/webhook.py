@@ -1,7 +1,6 @@
 """The webhook's process beside a real API server, registered by URL, and what stands around it: its account, its
-certificates as the kubelet would bring them, and a line to the API server that can be cut."""
+certificates as the kubelet would bring them, and a way to the API server that can be shut."""
 
-import asyncio
 import base64
 import contextlib
 import copy
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.controllers import ACCOUNT, Door
 from cluster.kube import Kube, wait_for
 from cluster.provider import REPOSITORY
 from kvpool_operator import certificates
@@ -85,67 +85,16 @@ def registration(url: str, name: str = CONFIGURATION) -> dict[str, Any]:
     }
 
 
-class Line:
-    """Carries bytes between a port of this machine and the API server, until it is cut."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._to = (parts.hostname, parts.port)
-        self._open = threading.Event()
-        self._open.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server = self._run(asyncio.start_server(self._carry, "127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    def cut(self) -> None:
-        self._open.clear()
-        self._run(self._drop())
-
-    def mend(self) -> None:
-        self._open.set()
-
-    def close(self) -> None:
-        self._server.close()
-        self.cut()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
-
-    async def _drop(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._open.is_set():
-            writer.transport.abort()
-            return
-        back, there = await asyncio.open_connection(*self._to)
-        self._writers |= {writer, there}
-        await asyncio.gather(_pump(reader, there), _pump(back, writer))
-        self._writers -= {writer, there}
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
-
-
 class Webhook:
-    """The process. `files`: its certificates; `line`: its way to the API server."""
+    """The process. `files`: its certificates; `door`: its way to the API server."""
 
     def __init__(self, kube: Kube, folder: Path) -> None:
         self.kube, self.folder = kube, folder
         self.files = folder / "certificates"
         configuration = kube.core.api_client.configuration
-        self.line = Line(configuration.host)
+        server = urlsplit(configuration.host)
+        assert server.hostname and server.port
+        self.door = Door(server.hostname, server.port)
         (folder / "ca.crt").write_bytes(Path(configuration.ssl_ca_cert).read_bytes())
         (folder / "token").write_text(kube.kubectl("-n", NAMESPACE, "create", "token", "kvpool-webhook").stdout)
         self.api: Any = client.AdmissionregistrationV1Api(kube.core.api_client)
@@ -158,7 +107,7 @@ class Webhook:
         command = [
             *(sys.executable, "-m", "kvpool_operator.webhook", "--certificates", str(self.files)),
             *("--agent-image", AGENT_IMAGE, "--port", str(self.port), "--status-port", str(self.status_port)),
-            *("--api-server", self.line.url, "--api-token-file", str(self.folder / "token")),
+            *("--api-server", f"https://127.0.0.1:{self.door.port}", "--api-token-file", str(self.folder / "token")),
             *("--api-ca-file", str(self.folder / "ca.crt"), "--drain-seconds", "0"),
         ]
         paths = f"{REPOSITORY / 'agent'}:{REPOSITORY / 'operator'}"
@@ -247,7 +196,7 @@ def running(kube: Kube, folder: Path) -> Iterator[Webhook]:
         webhook.api.delete_mutating_webhook_configuration(CONFIGURATION)
         with contextlib.suppress(AssertionError):
             webhook.stop()
-        webhook.line.close()
+        webhook.door.shut()
 
 
 def namespace(kube: Kube, name: str, **labels: str) -> str:
@@ -268,25 +217,42 @@ def _with_account(kube: Kube, name: str) -> str:
 
 
 def _around() -> list[dict[str, Any]]:
-    account = {"name": "kvpool-webhook", "namespace": NAMESPACE}
-    role = "kvpool-webhook-test"
+    """The accounts of webhook and controller, with the rights that certificates and pools need."""
+    group = "rbac.authorization.k8s.io"
+
+    def allowed(account: str, *rules: dict[str, Any], kind: str = "ClusterRole") -> list[dict[str, Any]]:
+        name = {"name": f"{account}-of-tests", "namespace": NAMESPACE}
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+        role = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": name, "rules": list(rules)}
+        reference = {"apiGroup": group, "kind": kind, "name": name["name"]}
+        binding = {"apiVersion": f"{group}/v1", "kind": f"{kind}Binding", "metadata": name}
+        return [role, {**binding, "roleRef": reference, "subjects": [subject]}]
+
+    def rule(api: str, resource: str, *verbs: str, **names: Any) -> dict[str, Any]:
+        return {"apiGroups": [api], "resources": [resource], "verbs": list(verbs), **names}
+
+    secrets, configurations = [SETTINGS.authority_secret, SETTINGS.leaf_secret], [CONFIGURATION]
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": role},
-            "rules": [{"apiGroups": ["kvpool.io"], "resources": ["kvcachepools"], "verbs": ["get", "list", "watch"]}],
-        },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": role},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-            "subjects": [{"kind": "ServiceAccount", **account}],
-        },
-    ]
+        *(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}}
+            for name in ("kvpool-webhook", ACCOUNT)
+        ),
+        *allowed("kvpool-webhook", rule("kvpool.io", "kvcachepools", "get", "list", "watch")),
+        *allowed(
+            ACCOUNT,
+            rule("", "secrets", "create"),
+            rule("", "secrets", "get", "update", resourceNames=secrets),
+            kind="Role",
+        ),
+        *allowed(
+            ACCOUNT,
+            rule(
+                "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "get", "patch",
+                resourceNames=configurations,
+            ),
+        ),
+    ]  # fmt: skip
 
 
 class Mesh:
