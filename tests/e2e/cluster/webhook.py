@@ -197,6 +197,8 @@ def running(kube: Kube, folder: Path) -> Iterator[Webhook]:
         with contextlib.suppress(AssertionError):
             webhook.stop()
         webhook.door.shut()
+        kube.kubectl("delete", "namespaces", "-l", MARK, "--wait=false")
+        kube.kubectl("delete", "clusterroles,clusterrolebindings", "-l", MARK)
 
 
 def namespace(kube: Kube, name: str, **labels: str) -> str:
@@ -207,7 +209,7 @@ def namespace(kube: Kube, name: str, **labels: str) -> str:
 
 
 def unseen_namespace(kube: Kube, name: str) -> str:
-    kube.core.create_namespace({"metadata": {"name": name}})
+    kube.core.create_namespace({"metadata": {"name": name, "labels": {MARK: "elsewhere"}}})
     return _with_account(kube, name)
 
 
@@ -221,7 +223,7 @@ def _around() -> list[dict[str, Any]]:
     group = "rbac.authorization.k8s.io"
 
     def allowed(account: str, *rules: dict[str, Any], kind: str = "ClusterRole") -> list[dict[str, Any]]:
-        name = {"name": f"{account}-of-tests", "namespace": NAMESPACE}
+        name = {"name": f"{account}-of-tests", "namespace": NAMESPACE, "labels": {MARK: "elsewhere"}}
         subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
         role = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": name, "rules": list(rules)}
         reference = {"apiGroup": group, "kind": kind, "name": name["name"]}
@@ -233,7 +235,7 @@ def _around() -> list[dict[str, Any]]:
 
     secrets, configurations = [SETTINGS.authority_secret, SETTINGS.leaf_secret], [CONFIGURATION]
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {MARK: "elsewhere"}}},
         *(
             {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}}
             for name in ("kvpool-webhook", ACCOUNT)
