@@ -46,8 +46,13 @@ def joined(template: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_bodies(template: dict[str, Any]) -> list[dict[str, Any]]:
-    own = [c for c in template["spec"]["initContainers"] if c["name"].startswith("kvpool-")]
-    return [{name: value for name, value in c.items() if name != "resources"} for c in own]
+    """What does not follow from the pod: all but resources and plain values of variables."""
+    own = [copy.deepcopy(c) for c in template["spec"]["initContainers"] if c["name"].startswith("kvpool-")]
+    for container in own:
+        container.pop("resources")
+        for variable in container.get("env", []):
+            variable.pop("value", None)
+    return own
 
 
 def shortened(template: dict[str, Any]) -> dict[str, Any]:

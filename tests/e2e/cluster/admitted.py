@@ -42,11 +42,15 @@ def created(kube: Kube, body: dict[str, Any], place: str = TEAM, *, dry: bool = 
 
 
 def comparable(document: dict[str, Any]) -> dict[str, Any]:
-    """Without what the API server gives each pod, and what follows from its namespace or from when it was joined."""
+    """Without what the API server gives each pod, and what follows from its namespace or from when it was joined (also
+    plain values of the agent's variables)."""
     kept = copy.deepcopy(document)
     for field in ("namespace", "uid", "creationTimestamp", "managedFields"):
         kept["metadata"].pop(field, None)
     kept.pop("status")
+    for container in kept["spec"].get("initContainers", []):
+        for variable in container.get("env", []) if container["name"] == "kvpool-agent" else []:
+            variable.pop("value", None)
     for name in ("kvpool.io/config-hash", "kvpool.io/originals"):
         kept["metadata"].get("annotations", {}).pop(name, None)
     return kept
