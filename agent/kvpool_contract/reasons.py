@@ -276,6 +276,11 @@ _TABLE = (
         "Create the pool, or correct the label kvpool.io/pool; then create the pod anew.",
     ),
     Reason(
+        "pool_unread",
+        "The webhook does not know the pool, and the API server did not answer when asked for it.",
+        "Create the pod anew when the API server answers; see the webhook's log.",
+    ),
+    Reason(
         "pool_invalid",
         "The KVCachePool named in the pod's label can't be used.",
         "Correct the pool by the sentence in its status; then create the pod anew.",

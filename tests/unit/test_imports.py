@@ -32,6 +32,12 @@ def test_the_agent_loads_no_operator_no_engine_and_no_rdma() -> None:
     assert {"kvpool_agent", "kvpool_client", "kvpool_contract", "aiohttp"} <= loaded
 
 
+def test_the_webhook_loads_neither_kopf_nor_the_kubernetes_client() -> None:
+    loaded = packages(modules_after("import kvpool_operator.webhook.__main__"))
+    assert loaded.isdisjoint({"kopf", "kubernetes", "torch", "pyverbs", "kvpool_agent", "kvpool_cli"})
+    assert {"kvpool_operator", "kvpool_contract", "aiohttp"} <= loaded
+
+
 @pytest.mark.parametrize("module", ["session", "join", "loader", "plans", "install"])
 def test_the_client_loads_the_standard_library_alone(module: str) -> None:
     loaded = packages(modules_after(f"import kvpool_client.{module}"))

@@ -192,7 +192,10 @@ def test_the_engines_port_is_read_where_it_stands_plainly(arguments: list[str], 
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [
-        ({"limits": {"memory": "1Gi", "cpu": "2"}}, {"limits": {"memory": "5Gi", "cpu": "2"}}),
+        (
+            {"limits": {"memory": "1Gi", "cpu": "2"}},
+            {"limits": {"memory": "5Gi", "cpu": "2"}, "requests": {"memory": "5Gi"}},
+        ),
         ({"requests": {"memory": "512Mi"}}, {"requests": {"memory": "4608Mi"}}),
         (
             {"requests": {"memory": "1G"}, "limits": {"memory": 5}},

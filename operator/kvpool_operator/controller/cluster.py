@@ -40,7 +40,7 @@ class Cluster:
             load = config.load_kube_config
             load(client_configuration=settings)
         settings.retries = 0
-        api_client = client.ApiClient(settings)
+        self.api_client = api_client = client.ApiClient(settings)
         self._core: Any = client.CoreV1Api(api_client)
         self._custom: Any = client.CustomObjectsApi(api_client)
 

@@ -15,6 +15,8 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from kvpool_contract.names import API_GROUP, POOL_LABEL
+from kvpool_operator import certificates
+from kvpool_operator.controller import certificates as webhook_certificates
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import NOT_FOUND, PLURAL, VERSION, Cluster, Key
@@ -29,10 +31,13 @@ REQUEST_SECONDS = 10.0
 RETRY_SECONDS = 5.0
 
 
-def handlers(cluster: Cluster, k8s_namespaces: list[str], every: float) -> kopf.OperatorRegistry:
+def handlers(
+    cluster: Cluster, k8s_namespaces: list[str], every: float, webhook: certificates.Settings | None = None
+) -> kopf.OperatorRegistry:
     """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod."""
     registry = kopf.OperatorRegistry()
     running: list[tuple[Loops, Agents]] = []
+    keeping: list[asyncio.Task[None]] = []
 
     @kopf.on.login(registry=registry)
     def login(**given: Any) -> kopf.ConnectionInfo | None:
@@ -49,9 +54,13 @@ def handlers(cluster: Cluster, k8s_namespaces: list[str], every: float) -> kopf.
         loops = Loops(reconciler.once, keys, every)
         loops.start()
         running.append((loops, agents))
+        if webhook is not None:
+            keeping.append(asyncio.create_task(webhook_certificates.keep(cluster.api_client, webhook)))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
+        for task in keeping:
+            task.cancel()
         for loops, agents in running:
             await loops.stop()
             await agents.close()
@@ -104,6 +113,7 @@ def main() -> None:
     parser.add_argument("--poll-seconds", type=float, default=10.0, help="how often agents are asked (default 10)")
     parser.add_argument("--liveness", default="http://0.0.0.0:8080/healthz", help="URL of the liveness endpoint")
     parser.add_argument("--metrics-port", type=int, default=8081, help="port of /metrics; 0 for none")
+    webhook_certificates.add_arguments(parser)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.metrics_port:
@@ -111,7 +121,7 @@ def main() -> None:
     cluster = Cluster()
     wait_for_definition(cluster, options.namespace)
     kopf.run(
-        registry=handlers(cluster, options.namespace, options.poll_seconds),
+        registry=handlers(cluster, options.namespace, options.poll_seconds, webhook_certificates.chosen(options)),
         settings=settings(),
         standalone=True,
         clusterwide=not options.namespace,

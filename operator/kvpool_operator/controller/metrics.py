@@ -13,6 +13,14 @@ ANSWERS = Counter(
     registry=REGISTRY,
 )  # fmt: skip
 POOLS = Gauge("kvpool_controller_pools", "Pools that are looked after", registry=REGISTRY)
+CERTIFICATES = Counter(
+    "kvpool_controller_certificate_looks", "Looks after the webhook's certificates, by result: ok, failed", ["result"],
+    registry=REGISTRY,
+)  # fmt: skip
+LEAF_EXPIRES = Gauge(
+    "kvpool_controller_webhook_certificate_expires_seconds", "When the webhook's certificate expires, since 1970",
+    registry=REGISTRY,
+)  # fmt: skip
 
 
 def serve(port: int) -> None:

@@ -1,7 +1,8 @@
 """What the controller may do, and nothing beyond: the rules of its ClusterRole, or of a Role in each namespace that it
 is told to look in.
 
-The tests run it under exactly these. It reads no Secret, changes no pod, deletes nothing: what a pool made goes with
+The tests run it under exactly these; the webhook's certificates, where it keeps them, need two Secrets and one
+configuration more, by name. For pools it reads no Secret, changes no pod, deletes nothing: what a pool made goes with
 the pool by ownerReferences.
 """
 

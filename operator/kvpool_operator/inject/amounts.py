@@ -1,12 +1,6 @@
-"""Amounts of cpu and memory, counted in thousandths: cpu is written in them, and whole bytes lose nothing by it."""
+"""How an amount of cpu or memory is written, counted in thousandths (`parse_milli`): whole bytes lose nothing by it."""
 
-from kvpool_operator.desired.quantity import format_quantity, parse_quantity
-
-
-def milli(quantity: object) -> int:
-    """Thousandths of a quantity; raises QuantityError."""
-    text = str(quantity) if isinstance(quantity, str | int | float) else ""
-    return parse_quantity(text[:-1]) if text.endswith("m") else 1000 * parse_quantity(quantity)
+from kvpool_operator.desired.quantity import format_quantity
 
 
 def write(resource: str, amount: int) -> str:

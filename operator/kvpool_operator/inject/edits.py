@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kvpool_operator.desired.quantity import QuantityError
-from kvpool_operator.inject.amounts import milli
+from kvpool_operator.desired.quantity import QuantityError, parse_milli
 
 VERSION = 1
 _Path = tuple[str, ...]
@@ -146,6 +145,6 @@ def _same(found: Any, written: Any) -> bool:
     if found == written:
         return True
     try:
-        return milli(found) == milli(written)
+        return parse_milli(found) == parse_milli(written)
     except QuantityError:
         return False

@@ -7,7 +7,8 @@ the order of out-of-memory kills. A pod without any requests becomes Burstable.
 
 from typing import Any
 
-from kvpool_operator.inject.amounts import milli, write
+from kvpool_operator.desired.quantity import parse_milli
+from kvpool_operator.inject.amounts import write
 from kvpool_operator.inject.edits import Edits
 
 _QOS = ("cpu", "memory")
@@ -23,7 +24,9 @@ def is_guaranteed(spec: dict[str, Any]) -> bool:
 
 def _all_equal(resources: dict[str, Any]) -> bool:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    return all(name in limits and milli(requests.get(name, limits[name])) == milli(limits[name]) for name in _QOS)
+    return all(
+        name in limits and parse_milli(requests.get(name, limits[name])) == parse_milli(limits[name]) for name in _QOS
+    )
 
 
 def complete(
@@ -35,7 +38,7 @@ def complete(
     requests, limits = requests | own_requests, limits | own_limits
     for name, limit in limits.items():
         request, equal = requests.get(name, limit), guaranteed and name in _QOS
-        if not equal and milli(request) <= milli(limit):
+        if not equal and parse_milli(request) <= parse_milli(limit):
             continue
         if name in own_requests and (name not in own_limits or not equal):
             limits[name] = request
@@ -45,20 +48,29 @@ def complete(
 
 
 def raise_engine(edits: Edits, engine: dict[str, Any], host_pool: int) -> None:
-    """The host pool's pages are charged to the engine, which touches them first."""
+    """The host pool's pages are charged to the engine, which touches them first.
+
+    A request that isn't there is the limit; it is written out, since the API server would write it, too, and then
+    nobody could tell that it grew with the limit."""
+    present = engine.get("resources") or {}
+    limit = (present.get("limits") or {}).get("memory")
+    path = ("spec", "containers", engine["name"], "resources")
     for kind in ("requests", "limits"):
-        present = ((engine.get("resources") or {}).get(kind) or {}).get("memory")
-        if present is not None:
-            path = ("spec", "containers", engine["name"], "resources", kind, "memory")
-            edits.set(path, write("memory", milli(present) + 1000 * host_pool))
+        amount = (present.get(kind) or {}).get("memory", limit)
+        if amount is not None:
+            edits.collection(*path, kind, kind=dict)
+            edits.set((*path, kind, "memory"), write("memory", parse_milli(amount) + 1000 * host_pool))
 
 
 def raise_pod(edits: Edits, agent: dict[str, dict[str, Any]], host_pool: int) -> None:
     """Where the pod has resources of its own, all its containers share them: what the agent and the host pool need
     comes on top."""
     resources = edits.template["spec"].get("resources") or {}
-    for kind in ("requests", "limits"):
+    for kind in ("limits", "requests"):
         for name, present in dict(resources.get(kind) or {}).items():
             if name in _QOS:
-                added = milli(agent[kind][name]) + (1000 * host_pool if name == "memory" else 0)
-                edits.set(("spec", "resources", kind, name), write(name, milli(present) + added))
+                added = parse_milli(agent[kind][name]) + (1000 * host_pool if name == "memory" else 0)
+                most = (resources.get("limits") or {}).get(name)
+                amount = parse_milli(present) + added
+                amount = amount if kind == "limits" or most is None else min(amount, parse_milli(most))
+                edits.set(("spec", "resources", kind, name), write(name, amount))

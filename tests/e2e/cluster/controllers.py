@@ -78,9 +78,9 @@ class Door:
 class Controller:
     """`start` and `kill` may be called again and again."""
 
-    def __init__(self, kube: Kube, folder: Path, *, everywhere: bool = True) -> None:
-        """everywhere: it may look at all namespaces, else at that of `kube` alone."""
-        self.kube, self.folder, self._everywhere = kube, folder, everywhere
+    def __init__(self, kube: Kube, folder: Path, *arguments: str, everywhere: bool = True) -> None:
+        """everywhere: it may look at all namespaces, else at that of `kube` alone. arguments: more of its command."""
+        self.kube, self.folder, self._everywhere, self._arguments = kube, folder, everywhere, arguments
         self._process: subprocess.Popen[bytes] | None = None
         self.metrics_port, self.liveness_port = _free_port(), _free_port()
         self._kubeconfig = folder / "controller.kubeconfig"
@@ -121,7 +121,9 @@ class Controller:
             f"http://{LOOPBACK}:{self.liveness_port}/healthz", "--metrics-port", str(self.metrics_port),
         ]  # fmt: skip
         command += [] if self._everywhere else ["--namespace", self.kube.namespace]
+        command += self._arguments
         environment = {"PYTHONPATH": paths, "KUBECONFIG": str(self._kubeconfig), "PATH": os.environ["PATH"]}
+        environment["POD_NAMESPACE"] = self.kube.namespace
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, cwd=self.folder, stdout=log, stderr=log)
         return self

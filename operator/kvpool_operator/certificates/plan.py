@@ -1,0 +1,103 @@
+"""Which certificates there have to be now: a function of the time and of what the two Secrets hold.
+
+An authority is followed by the next one when a third of its life is left. From then on both stand in the bundle, and
+the old one stays there until it expires. The new one begins to sign only some time after it was made, so that every
+API server trusts it before the webhook shows a leaf of it. A leaf is made anew when a third of its life is left, when
+its names are others, or when another authority signs. So at no moment does a webhook show what an API server doesn't
+trust, however late the files of either arrive.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvpool_operator.certificates.authority import Pair, names_of, new_authority, new_leaf, read_pair, signed_by
+
+CERTIFICATE, KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"
+_AUTHORITY = re.compile(r"authority-(\d{1,6})\.crt")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`k8s_namespace` and `service`: where the webhook is reached. `webhook`: name of its
+    MutatingWebhookConfiguration. `extra_names`: further names and addresses of the leaf. Lives and `settle` (how long
+    a new authority is only trusted) as durations."""
+
+    k8s_namespace: str
+    service: str
+    webhook: str
+    authority_secret: str = "kvpool-webhook-authority"  # noqa: S105 (its name)
+    leaf_secret: str = "kvpool-webhook-certificate"  # noqa: S105 (its name)
+    extra_names: tuple[str, ...] = ()
+    authority_life: timedelta = timedelta(days=3 * 365)
+    leaf_life: timedelta = timedelta(days=90)
+    settle: timedelta = timedelta(minutes=10)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the leaf; API servers use the first."""
+        name = f"{self.service}.{self.k8s_namespace}"
+        return f"{name}.svc", name, self.service, f"{name}.svc.cluster.local", *self.extra_names
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The data that the two Secrets shall hold, the bundle, and when the certificates in use expire. `next_change`:
+    when the plan will be another one by the time alone."""
+
+    authorities: dict[str, bytes]
+    leaf: dict[str, bytes]
+    bundle: bytes
+    authority_expires: datetime
+    leaf_expires: datetime
+    next_change: datetime
+
+
+def plan(now: datetime, authorities: dict[str, bytes], leaf: dict[str, bytes], settings: Settings) -> Plan:
+    """What has to be, from what is; what is good is kept as it is."""
+    known = _read_authorities(authorities, now)
+    if not known or _renewal(known[-1][1], settings.authority_life) <= now:
+        number = known[-1][0] + 1 if known else 1
+        name = f"kvpool webhook {settings.k8s_namespace} {number}"
+        known.append((number, new_authority(name, now, settings.authority_life)))
+    pairs = [pair for _, pair in known]
+    signer = next((pair for pair in reversed(pairs) if pair.made + settings.settle <= now), pairs[0])
+    current = read_pair(leaf.get(CERTIFICATE), leaf.get(KEY))
+    if (
+        current is None
+        or not signed_by(current, signer)
+        or names_of(current) != set(settings.names)
+        or _renewal(current, settings.leaf_life) <= now
+    ):
+        current = new_leaf(signer, settings.names, now, settings.leaf_life)
+    bundle = b"".join(pair.certificate for pair in pairs)
+    changes = [_renewal(pairs[-1], settings.authority_life), _renewal(current, settings.leaf_life)]
+    changes += [pair.expires for pair in pairs] + [pair.made + settings.settle for pair in pairs]
+    return Plan(
+        authorities={
+            f"authority-{number}.{end}": data
+            for number, pair in known
+            for end, data in (("crt", pair.certificate), ("key", pair.key))
+        },
+        leaf={CERTIFICATE: current.certificate, KEY: current.key, BUNDLE: bundle},
+        bundle=bundle,
+        authority_expires=pairs[-1].expires,
+        leaf_expires=current.expires,
+        next_change=min(change for change in changes if change > now),
+    )
+
+
+def _read_authorities(data: dict[str, bytes], now: datetime) -> list[tuple[int, Pair]]:
+    """Those that can be used and have not expired, the oldest first."""
+    found = []
+    for name in data:
+        if match := _AUTHORITY.fullmatch(name):
+            pair = read_pair(data[name], data.get(f"authority-{match[1]}.key"))
+            if pair is not None and pair.expires > now:
+                found.append((int(match[1]), pair))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _renewal(pair: Pair, life: timedelta) -> datetime:
+    """When a third of the life is left: of the whole life that it was given, which may be cut by its authority's."""
+    return pair.expires - min(life, pair.expires - pair.made) / 3

@@ -1,0 +1,98 @@
+"""The pools of the cluster as last known.
+
+A review must not wait for the API server, nor fail with it: pools are listed once, then watched, and what was known
+last goes on being used while the server is slow or gone. Only a pool that is not known is asked for, within a second:
+a pool and its first pods are often applied together.
+"""
+
+import asyncio
+import logging
+import random
+from typing import Any
+
+from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
+from kvpool_operator.webhook.api import ApiError, Client
+from kvpool_operator.webhook.review import Unusable
+
+log = logging.getLogger("kvpool.webhook")
+
+QUESTIONS = 16  # of single pools at a time
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+
+
+def usable(document: dict[str, Any]) -> KVCachePool | Unusable:
+    """The pool that an object of the API server describes, or what is wrong with it."""
+    try:
+        return read_stored_pool(document)
+    except PoolError as error:
+        return Unusable("pool_invalid", str(error))
+
+
+class Pools:
+    """`synced`: whether the list has been read once. `kubernetes`: the server's version, as far as it is known."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[tuple[str, str], KVCachePool | Unusable] = {}
+        self._questions = asyncio.Semaphore(QUESTIONS)
+        self.synced = False
+        self.kubernetes: tuple[int, int] | None = None
+        self.faults = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    async def find(self, k8s_namespace: str, name: str) -> KVCachePool | Unusable:
+        """The pool, or why there is none to join."""
+        known = self._known.get((k8s_namespace, name))
+        if known is not None:
+            return known
+        if self._questions.locked():
+            return Unusable("pool_unread")
+        async with self._questions:
+            try:
+                document = await self._client.pool(k8s_namespace, name)
+            except ApiError as error:
+                log.warning("pool %s/%s can't be asked for: %s", k8s_namespace, name, error)
+                self.faults += 1
+                return Unusable("pool_unread")
+        return usable(document) if document else Unusable("pool_unknown")
+
+    async def follow(self) -> None:
+        """Keeps what is known up to date, for ever."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                since = await self._list()
+                pause = FIRST_PAUSE
+                while True:
+                    since = await self._watch(since)
+            except ApiError as error:
+                self.faults += 1
+                log.warning("pools can't be read, going on with the %d known: %s", len(self._known), error)
+            except Exception:
+                self.faults += 1
+                log.exception("pools can't be read, going on with the %d known", len(self._known))
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _list(self) -> str:
+        self.kubernetes = await self._client.version()
+        documents, since = await self._client.pools()
+        self._known = {_key(document): usable(document) for document in documents}
+        self.synced = True
+        return since
+
+    async def _watch(self, since: str) -> str:
+        async for kind, document in self._client.watch(since):
+            since = str((document.get("metadata") or {}).get("resourceVersion") or since)
+            if kind == "DELETED":
+                self._known.pop(_key(document), None)
+            elif kind in ("ADDED", "MODIFIED"):
+                self._known[_key(document)] = usable(document)
+        return since
+
+
+def _key(document: dict[str, Any]) -> tuple[str, str]:
+    metadata = document.get("metadata") or {}
+    return str(metadata.get("namespace")), str(metadata.get("name"))

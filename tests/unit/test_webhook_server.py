@@ -1,0 +1,321 @@
+"""The webhook's server: what it does with reviews of any size and shape, with faults of its own, and with files of
+certificates that come, change and don't fit."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import ClientSession, TCPConnector, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from kvpool_operator.certificates.plan import Plan, plan
+from kvpool_operator.certificates.plan import Settings as CertificateSettings
+from kvpool_operator.desired.pool import KVCachePool
+from kvpool_operator.inject import Settings
+from kvpool_operator.webhook import api
+from kvpool_operator.webhook.api import ApiError, ApiServer, Client
+from kvpool_operator.webhook.certificate import LiveCertificate
+from kvpool_operator.webhook.pools import Pools, usable
+from kvpool_operator.webhook.review import Unusable
+from kvpool_operator.webhook.server import LARGEST_REVIEW, PATH, Options, Webhook
+
+POOL = {
+    "apiVersion": "kvpool.io/v1alpha1",
+    "kind": "KVCachePool",
+    "metadata": {"name": "chat", "namespace": "team-a", "resourceVersion": "5"},
+    "spec": {"agent": {"image": "example.test/agent:1"}},
+}
+OPTIONS = Options(Path(), ApiServer("https://nowhere.invalid"), Settings())
+
+
+class KnownPools:
+    """Answers for one pool, or raises."""
+
+    synced, kubernetes, faults = True, (1, 34), 0
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 1
+
+    async def find(self, k8s_namespace: str, name: str) -> KVCachePool | Unusable:
+        if self.error:
+            raise self.error
+        return usable(POOL)
+
+
+def review(size: int = 0, labels: dict[str, str] | None = None, spec: Any = None) -> dict[str, Any]:
+    pod = {
+        "metadata": {
+            "generateName": "x-",
+            "labels": labels or {"kvpool.io/pool": "chat"},
+            "annotations": {"a": "x" * size},
+        },
+        "spec": spec or {"containers": [{"name": "engine", "image": "vllm:1"}]},
+    }
+    request = {"uid": "u", "kind": {"kind": "Pod"}, "operation": "CREATE", "namespace": "team-a", "object": pod}
+    return {"request": request}
+
+
+@asynccontextmanager
+async def served(pools: KnownPools) -> AsyncIterator[tuple[TestClient[Any, Any], Webhook]]:
+    webhook = Webhook(OPTIONS, LiveCertificate(Path("/nonexistent")), cast(Pools, pools))
+    app = web.Application(client_max_size=LARGEST_REVIEW)
+    app.add_routes([web.post(PATH, webhook.review), web.get("/readyz", webhook.readyz)])
+    async with TestClient(TestServer(app)) as test_client:
+        yield test_client, webhook
+
+
+def outcomes(webhook: Webhook) -> dict[str, int]:
+    samples = [s for family in webhook.metrics.registry.collect() for s in family.samples]
+    return {s.labels["outcome"]: int(s.value) for s in samples if s.name == "kvpool_webhook_reviews_total" and s.value}
+
+
+def test_a_review_as_large_as_the_api_server_takes_is_answered() -> None:
+    async def run() -> None:
+        async with served(KnownPools()) as (asked, webhook):
+            answer = await asked.post(PATH, json=review(size=3 * 2**20))
+            response = (await answer.json())["response"]
+            assert (answer.status, response["allowed"], "patch" in response) == (200, True, True)
+            too_large = await asked.post(PATH, json=review(size=LARGEST_REVIEW))
+            assert too_large.status == 413
+            assert outcomes(webhook) == {"injected": 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("pools", "body"),
+    [
+        (KnownPools(RuntimeError("ours")), review()),
+        (KnownPools(TimeoutError()), review()),
+        (KnownPools(), review(spec={"containers": "nonsense"})),
+        (KnownPools(), review(spec={"containers": [{"name": "engine", "command": 5}]})),
+    ],
+)
+def test_a_fault_of_ours_lets_the_pod_be_created_unchanged(pools: KnownPools, body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with served(pools) as (asked, webhook):
+            answer = await asked.post(PATH, json=body)
+            assert (await answer.json())["response"] == {"uid": "u", "allowed": True}
+            assert outcomes(webhook) == {"failed": 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"request":{}}', b"\xff", b"[" * 100_000])
+def test_what_is_no_review_is_told_so(body: bytes) -> None:
+    async def run() -> None:
+        async with served(KnownPools()) as (asked, webhook):
+            answer = await asked.post(PATH, data=body)
+            assert (answer.status, (await answer.text()).startswith("the body is no")) == (400, True)
+            assert outcomes(webhook) == {"malformed": 1}
+
+    asyncio.run(run())
+
+
+def test_a_pod_without_the_label_needs_no_pools() -> None:
+    async def run() -> None:
+        async with served(KnownPools(RuntimeError("never asked"))) as (asked, webhook):
+            answer = await asked.post(PATH, json=review(labels={"app": "x"}))
+            assert (await answer.json())["response"] == {"uid": "u", "allowed": True}
+            assert outcomes(webhook) == {"unchanged": 1}
+            assert (await asked.get("/readyz")).status == 503  # there is no certificate
+
+    asyncio.run(run())
+
+
+# ---- certificates
+
+SETTINGS = CertificateSettings("n", "s", "w", extra_names=("127.0.0.1",))
+
+
+def made() -> Plan:
+    return plan(datetime.now(UTC), {}, {}, SETTINGS)
+
+
+def put(folder: Path, pair: Plan, *, key_of: Plan | None = None) -> None:
+    (folder / "tls.crt").write_bytes(pair.leaf["tls.crt"])
+    (folder / "tls.key").write_bytes((key_of or pair).leaf["tls.key"])
+
+
+def test_a_pair_is_taken_when_it_fits_and_the_one_before_it_stays_until_then(tmp_path: Path) -> None:
+    live, first, second = LiveCertificate(tmp_path), made(), made()
+    now = datetime.now(UTC)
+
+    async def run() -> None:
+        live.refresh()
+        assert (live.loaded, live.refused, live.valid(now)) == (0, 0, False)
+        put(tmp_path, first)
+        live.refresh()
+        live.refresh()
+        assert (live.loaded, live.refused, live.valid(now)) == (1, 0, True)
+        assert not live.valid(now + timedelta(days=91))
+        app = web.Application()
+        app.add_routes([web.get("/", answer)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=live.context)
+        await site.start()
+        url = f"https://127.0.0.1:{runner.addresses[0][1]}/"
+        async with ClientSession(connector=trusting(first)) as old:
+            assert await text(old, url) == "ok"
+            put(tmp_path, second, key_of=first)  # half of the change
+            live.refresh()
+            (tmp_path / "tls.crt").write_bytes(b"nonsense")
+            live.refresh()
+            (tmp_path / "tls.crt").unlink()
+            live.refresh()
+            assert (live.loaded, live.refused) == (1, 2)
+            async with ClientSession(connector=trusting(first)) as still:
+                assert await text(still, url) == "ok"
+            put(tmp_path, second)
+            live.refresh()
+            assert (live.loaded, live.refused) == (2, 2)
+            async with ClientSession(connector=trusting(second)) as new:
+                assert await text(new, url) == "ok"
+            assert await text(old, url) == "ok"  # on its open connection
+        async with ClientSession(connector=trusting(first)) as late:
+            with pytest.raises(OSError, match="certificate verify failed"):
+                await text(late, url)
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
+async def answer(_request: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+def trusting(pair: Plan) -> TCPConnector:
+    return TCPConnector(ssl=ssl.create_default_context(cadata=pair.bundle.decode()), keepalive_timeout=60)
+
+
+async def text(session: ClientSession, url: str) -> str:
+    async with session.get(url) as response:
+        return await response.text()
+
+
+# ---- pools
+
+
+class ScriptedClient:
+    """The API server's answers, one after another; after the last it is silent."""
+
+    def __init__(self, lists: list[Any], watches: list[list[Any]], single: Any = None) -> None:
+        self.lists, self.watches, self.single = lists, watches, single
+        self.since: list[str] = []
+        self.asked = 0
+        self.silent = asyncio.Event()
+
+    async def version(self) -> tuple[int, int]:
+        return 1, 34
+
+    async def pools(self) -> tuple[list[dict[str, Any]], str]:
+        found = self.lists.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found, "10"
+
+    async def pool(self, k8s_namespace: str, name: str) -> Any:
+        self.asked += 1
+        if isinstance(self.single, Exception):
+            raise self.single
+        return self.single
+
+    async def watch(self, since: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        self.since.append(since)
+        if not self.watches:
+            self.silent.set()
+            await asyncio.Event().wait()
+        for event in self.watches.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+def named(name: str, version: str) -> dict[str, Any]:
+    return {**POOL, "metadata": {"name": name, "namespace": "team-a", "resourceVersion": version}}
+
+
+def followed(client: ScriptedClient, check: Callable[[Pools], Awaitable[None]]) -> None:
+    async def run() -> None:
+        pools = Pools(cast(Client, client))
+        task = asyncio.create_task(pools.follow())
+        await asyncio.wait_for(client.silent.wait(), 20)
+        await check(pools)
+        task.cancel()
+
+    asyncio.run(run())
+
+
+def test_pools_follow_every_change_and_every_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool_operator.webhook.pools.FIRST_PAUSE", 0.01)
+    client = ScriptedClient(
+        [ApiError("away"), [named("a", "1"), named("b", "2")], RuntimeError("nonsense"), [named("c", "20")]],
+        [
+            [
+                ("ADDED", named("d", "11")),
+                ("DELETED", named("a", "12")),
+                ("BOOKMARK", {"metadata": {"resourceVersion": "15"}}),
+            ],
+            [("MODIFIED", {**named("b", "16"), "spec": {"wrong": 1}}), ApiError("410")],
+        ],
+    )
+
+    async def check(pools: Pools) -> None:
+        assert client.since == ["10", "15", "10"]
+        assert (pools.synced, pools.kubernetes, len(pools), pools.faults) == (True, (1, 34), 1, 3)
+        assert isinstance(await pools.find("team-a", "c"), KVCachePool)
+        assert client.asked == 0
+        assert await pools.find("team-a", "a") == Unusable("pool_unknown")
+        client.single = ApiError("away")
+        assert await pools.find("team-a", "a") == Unusable("pool_unread")
+        client.single = {**POOL, "spec": {"wrong": 1}}
+        assert (await pools.find("team-a", "a")) == usable(client.single) != Unusable("pool_unread")
+        assert client.asked == 3
+
+    followed(client, check)
+
+
+def test_a_flood_of_unknown_pools_is_not_passed_on() -> None:
+    async def run() -> None:
+        release = asyncio.Event()
+        client = ScriptedClient([], [])
+
+        async def slow(k8s_namespace: str, name: str) -> None:
+            client.asked += 1
+            await release.wait()
+
+        client.pool = slow  # type: ignore[method-assign]
+        pools = Pools(cast(Client, client))
+        questions = [asyncio.create_task(pools.find("team-a", f"x{n}")) for n in range(100)]
+        await asyncio.sleep(0)
+        release.set()
+        found = [question.reason for question in await asyncio.gather(*questions) if isinstance(question, Unusable)]
+        assert (client.asked, found.count("pool_unknown"), found.count("pool_unread")) == (16, 16, 84)
+
+    asyncio.run(run())
+
+
+def test_the_api_server_of_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ApiError, match="KUBERNETES_SERVICE_HOST is not set"):
+        ApiServer.of_the_cluster()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    assert ApiServer.of_the_cluster() == ApiServer("https://[fd00::1]:6443")
+    assert ApiServer.of_the_cluster().token_file == api.ACCOUNT / "token"
+    (tmp_path / "ca.crt").write_text("nonsense")
+
+    async def run() -> None:
+        with pytest.raises(ApiError, match=r"ca\.crt holds no authority"):
+            Client(ApiServer("https://x", tmp_path / "token", tmp_path / "ca.crt"))
+
+    asyncio.run(run())
