@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
-from kvpool_agent.directory.locate import Located
+from kvpool_agent.directory.locate import Holders
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
@@ -253,8 +253,8 @@ def test_a_peer_server_fed_mutants_serves_others(
 class Nobody:
     """A directory in which nobody holds anything."""
 
-    def locate(self, *_: object) -> Located:
-        return Located((), "never_published")
+    def holders(self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], _deadline: float) -> Holders:
+        return Holders([{} for _ in chains], "never_published")
 
 
 @pytest.fixture(scope="module")

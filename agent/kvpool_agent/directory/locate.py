@@ -7,7 +7,7 @@ The answer is a hint: a FETCH says the truth block by block, and the hit is cut 
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -45,7 +45,16 @@ class Located:
         return self.segments[-1].end if self.segments else 0
 
 
-def join_segments(held: dict[str, Sequence[bool]], length: int) -> tuple[Segment, ...]:
+@dataclass(frozen=True)
+class Holders:
+    """For each chain that was asked for, by address, which of its blocks a member holds; `reason` says why nobody may
+    hold the others."""
+
+    held: list[dict[str, Sequence[bool]]]
+    reason: str
+
+
+def join_segments(held: Mapping[str, Sequence[bool]], length: int) -> tuple[Segment, ...]:
     """The longest run from 0, in the fewest pieces: at each gap the member whose run from there is the longest."""
     segments: list[Segment] = []
     start = 0
@@ -64,6 +73,24 @@ def join_segments(held: dict[str, Sequence[bool]], length: int) -> tuple[Segment
     return tuple(segments)
 
 
+def _by_chain(held: Mapping[str, Sequence[bool]], chains: Sequence[Sequence[bytes]]) -> list[dict[str, Sequence[bool]]]:
+    """Answers about the keys of all chains, one after the other, cut into those about each; what was not asked, since
+    it were too many, is not held."""
+    cut: list[dict[str, Sequence[bool]]] = []
+    start = 0
+    for chain in chains:
+        end = start + len(chain)
+        cut.append(
+            {
+                address: [*row[start:end], *[False] * (len(chain) - len(row[start:end]))]
+                for address, row in held.items()
+                if any(row[start:end])
+            }
+        )
+        start = end
+    return cut
+
+
 class Locator:
     """`locate(chain)` over the live members."""
 
@@ -75,18 +102,25 @@ class Locator:
 
     def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
         """deadline: on the monotonic clock; an answer is waited for a second at most."""
-        chain = chain[:MAX_KEYS]
+        found = self.holders(fingerprint, [chain], deadline)
+        segments = join_segments(found.held[0], len(chain))
+        complete = bool(segments) and segments[-1].end == len(chain)
+        return Located(segments, "" if complete else found.reason)
+
+    def holders(self, fingerprint: bytes, chains: Sequence[Sequence[bytes]], deadline: float) -> Holders:
+        """Who holds what of each chain. deadline: as of `locate`."""
+        keys = [key for chain in chains for key in chain][:MAX_KEYS]
         live = self._members.live(fingerprint)
         asked = [member for member in live if self._breakers.usable(member.address)][:MAX_ASKED]
         seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
         if not asked or seconds <= 0:
-            return Located((), "breaker_open" if live and not asked else self._nobody())
+            return Holders([{} for _ in chains], "breaker_open" if live and not asked else self._nobody())
         futures: dict[Future[list[bool]], Member] = {
-            self._pool.submit(self._dialer.locate, member.address, fingerprint, chain, seconds): member
+            self._pool.submit(self._dialer.locate, member.address, fingerprint, keys, seconds): member
             for member in asked
         }
         done, late = wait(futures, timeout=seconds)
-        held: dict[str, Sequence[bool]] = {}
+        held: dict[str, list[bool]] = {}
         silent = len(late)
         for future in late:
             self._breakers.silent(futures[future].address)
@@ -99,11 +133,8 @@ class Locator:
                 silent += 1
                 self._breakers.silent(address)
                 log.debug("lookup at %s: %s", address, error)
-        segments = join_segments(held, len(chain))
-        complete = bool(segments) and segments[-1].end == len(chain)
         rest_reason = "breaker_open" if len(asked) < len(live) else "never_published"
-        reason = "" if complete else "directory_unreachable" if silent else rest_reason
-        return Located(segments, reason)
+        return Holders(_by_chain(held, chains), "directory_unreachable" if silent else rest_reason)
 
     def _nobody(self) -> str:
         """Why there is no member to ask: others hold blocks, but none that this engine could use."""
