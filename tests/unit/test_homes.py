@@ -68,7 +68,7 @@ def test_homes_are_those_that_other_builds_name() -> None:
 def test_in_peace_one_home_is_asked_and_the_other_is_spare() -> None:
     views = Views()
     assert views.asked(HEADS[0]) == Asked((), ())
-    assert views.see(MEMBERS, 0.0) and not views.see(dict(MEMBERS), 1.0)
+    assert views.see(MEMBERS, 0.0) and not views.see(dict(MEMBERS), homes.SETTLE_SECONDS)
     for head in HEADS[:50]:
         first, second = View(MEMBERS).homes(head)
         assert views.asked(head) == Asked((first,), (second,))
@@ -85,10 +85,18 @@ def changed(change: str) -> dict[str, str]:
     raise AssertionError
 
 
+def test_who_has_just_come_itself_asks_both_homes() -> None:
+    views = Views()
+    views.see({"uid-1": "1"}, 0.0)
+    views.see(MEMBERS, 0.1)
+    assert all(views.asked(head) == Asked(View(MEMBERS).homes(head), ()) for head in HEADS[:50])
+
+
 @pytest.mark.parametrize("change", ["joined", "left", "restarted"])
 def test_after_a_change_one_that_was_a_home_before_it_is_asked_until_all_have_settled(change: str) -> None:
     views, before = Views(), View(MEMBERS)
     views.see(MEMBERS, 0.0)
+    views.see(MEMBERS, 99.0)
     after = changed(change)
     assert views.see(after, 100.0)
     for head in HEADS:
@@ -104,6 +112,7 @@ def test_after_a_change_one_that_was_a_home_before_it_is_asked_until_all_have_se
 
 def test_changes_are_remembered_within_bounds_and_the_oldest_of_them_longest() -> None:
     views = Views()
+    views.see(MEMBERS, -100.0)
     views.see(MEMBERS, 0.0)
     for n, change in zip(range(10 * homes.MAX_CHANGES), itertools.cycle(("joined", "left"))):
         views.see(changed(change), 0.01 * n)

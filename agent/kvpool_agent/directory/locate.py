@@ -1,4 +1,10 @@
-"""Who holds a chain: every live member of the format is asked at once, each with the same short deadline.
+"""Who holds a chain: one round of calls, each with the same short deadline.
+
+In a pool of no more members than the chain has groups every one of them is asked what it holds: no more calls than
+asking homes would be, and exact. In a larger one the home of each group is asked who has announced its blocks, and, for
+some seconds after a member came or went, one that was its home before. Only where a home does not answer, its second
+one is asked, in a round of its own: a member that died costs a wait and no hit. Members of the first version of the
+protocol keep no entries and announce nothing; they are always asked themselves.
 
 A member whose breaker is open is not asked: it would cost the lookup its wait, or promise what it does not serve.
 
@@ -11,11 +17,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.directory.entries import Entries
+from kvpool_agent.directory.homes import Homes
 from kvpool_agent.directory.members import Member, MemberView
+from kvpool_agent.directory.table import Piece, Table
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
-from kvpool_agent.peer.frames import MAX_KEYS
+from kvpool_agent.peer.frames import DIRECTORY_VERSION, MAX_KEYS
 
 log = logging.getLogger("kvpool.locate")
 
@@ -47,11 +57,18 @@ class Located:
 
 @dataclass(frozen=True)
 class Holders:
-    """For each chain that was asked for, by address, which of its blocks a member holds; `reason` says why nobody may
-    hold the others."""
+    """For each chain that was asked for, by address, which of its blocks a member holds. `reason` says why nobody may
+    hold the others; `asked`: for each chain, how many of its blocks from the first on somebody was asked about who
+    answered."""
 
     held: list[dict[str, Sequence[bool]]]
     reason: str
+    asked: Sequence[int] = ()
+
+    def reason_at(self, chain: int, end: int) -> str:
+        """Why the run of a chain ends here, for all that was answered."""
+        unanswered = self.reason == "directory_unreachable"
+        return "never_published" if unanswered and self.asked and end < self.asked[chain] else self.reason
 
 
 def join_segments(held: Mapping[str, Sequence[bool]], length: int) -> tuple[Segment, ...]:
@@ -73,68 +90,154 @@ def join_segments(held: Mapping[str, Sequence[bool]], length: int) -> tuple[Segm
     return tuple(segments)
 
 
-def _by_chain(held: Mapping[str, Sequence[bool]], chains: Sequence[Sequence[bytes]]) -> list[dict[str, Sequence[bool]]]:
-    """Answers about the keys of all chains, one after the other, cut into those about each; what was not asked, since
-    it were too many, is not held."""
-    cut: list[dict[str, Sequence[bool]]] = []
-    start = 0
-    for chain in chains:
-        end = start + len(chain)
-        cut.append(
-            {
-                address: [*row[start:end], *[False] * (len(chain) - len(row[start:end]))]
-                for address, row in held.items()
-                if any(row[start:end])
-            }
-        )
-        start = end
-    return cut
+@dataclass(frozen=True)
+class _Call:
+    """One call to a member about these pieces of the chains: of its own blocks, or of what was announced to it."""
+
+    member: Member
+    pieces: Sequence[Piece]
+    as_home: bool
+
+
+# by address, for each key that was asked for, whether it is held there
+_Answer = Mapping[str, Sequence[bool]]
 
 
 class Locator:
-    """`locate(chain)` over the live members."""
+    """`locate(chain)` and `holders(chains)` over the live members. Counts `lookups`, `lookup_calls` and
+    `lookup_bytes`, of calls and their answers."""
 
-    def __init__(self, members: MemberView, dialer: Dialer, breakers: Breakers) -> None:
+    def __init__(
+        self,
+        members: MemberView,
+        dialer: Dialer,
+        breakers: Breakers,
+        account: Account | None = None,
+        homes: Homes | None = None,
+        entries: Entries | None = None,
+    ) -> None:
+        """homes, entries: the directory and this member's part of it; without them all members are asked."""
         self._members = members
         self._dialer = dialer
         self._breakers = breakers
+        self._account = account or Account()
+        self._homes = homes
+        self._entries = entries
         self._pool = ThreadPoolExecutor(MAX_ASKED, "kvpool-locate")
 
     def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
         """deadline: on the monotonic clock; an answer is waited for a second at most."""
         found = self.holders(fingerprint, [chain], deadline)
         segments = join_segments(found.held[0], len(chain))
-        complete = bool(segments) and segments[-1].end == len(chain)
-        return Located(segments, "" if complete else found.reason)
+        end = segments[-1].end if segments else 0
+        return Located(segments, "" if end and end == len(chain) else found.reason_at(0, end))
 
     def holders(self, fingerprint: bytes, chains: Sequence[Sequence[bytes]], deadline: float) -> Holders:
         """Who holds what of each chain. deadline: as of `locate`."""
-        keys = [key for chain in chains for key in chain][:MAX_KEYS]
+        self._account.count("lookups")
         live = self._members.live(fingerprint)
-        asked = [member for member in live if self._breakers.usable(member.address)][:MAX_ASKED]
+        usable = [member for member in live if self._breakers.usable(member.address)]
         seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
-        if not asked or seconds <= 0:
-            return Holders([{} for _ in chains], "breaker_open" if live and not asked else self._nobody())
-        futures: dict[Future[list[bool]], Member] = {
-            self._pool.submit(self._dialer.locate, member.address, fingerprint, keys, seconds): member
-            for member in asked
-        }
-        done, late = wait(futures, timeout=seconds)
-        held: dict[str, list[bool]] = {}
-        silent = len(late)
+        if not usable or seconds <= 0:
+            return Holders([{} for _ in chains], "breaker_open" if live and not usable else self._nobody())
+        until = time.monotonic() + seconds
+        table = Table(chains, MAX_KEYS)
+        homes = self._homes
+        if homes is None or len(usable) <= len(table.pieces) or not homes.look(fingerprint).members:
+            calls = [_Call(member, table.pieces, as_home=False) for member in usable[:MAX_ASKED]]
+            answered = self._ask(table, calls, fingerprint, until, usable)
+            reached = table.pieces if len(answered) == len(calls) else []
+        else:
+            reached = self._ask_homes(table, homes, fingerprint, until, usable)
+        silent = len(reached) < len(table.pieces)
+        rest_reason = "breaker_open" if len(usable) < len(live) else "never_published"
+        return Holders(table.held(), "directory_unreachable" if silent else rest_reason, table.reached(reached))
+
+    def _ask_homes(
+        self, table: Table, homes: Homes, fingerprint: bytes, until: float, usable: Sequence[Member]
+    ) -> list[Piece]:
+        """Asks the homes of each group; returns the groups about which one has answered."""
+        able = {m.welcome.member: m for m in usable if m.welcome is not None and m.version >= DIRECTORY_VERSION}
+        asked = {piece: homes.asked(table.key(piece)) for piece in table.pieces}
+        old = [_Call(m, table.pieces, as_home=False) for m in usable if m.version < DIRECTORY_VERSION]
+        plan = {
+            piece: [m for m in who.now if m in able or m == homes.own] or list(who.spare)
+            for piece, who in asked.items()
+        }  # fmt: skip
+        half = time.monotonic() + (until - time.monotonic()) / 2
+        reached = self._home_round(table, plan, able, old[:MAX_ASKED], fingerprint, half, usable)
+        left = {
+            piece: [m for m in who.spare if m not in plan[piece]]
+            for piece, who in asked.items()
+            if piece not in reached
+        }  # fmt: skip
+        if left:
+            reached |= self._home_round(table, left, able, [], fingerprint, until, usable)
+        return [piece for piece in table.pieces if piece in reached]
+
+    def _home_round(
+        self,
+        table: Table,
+        plan: Mapping[Piece, Sequence[str]],
+        able: Mapping[str, Member],
+        others: Sequence[_Call],
+        fingerprint: bytes,
+        until: float,
+        usable: Sequence[Member],
+    ) -> set[Piece]:
+        """Asks each home once, about all groups that `plan` wants of it; one of them is this member itself."""
+        by_home: dict[str, list[Piece]] = {}
+        for piece, homes in plan.items():
+            for home in homes:
+                by_home.setdefault(home, []).append(piece)
+        reached: set[Piece] = set()
+        for home, pieces in by_home.items():
+            if self._homes is not None and home == self._homes.own and self._entries is not None:
+                table.add(pieces, self._addressed(self._entries.where(table.keys(pieces)), usable))
+                reached.update(pieces)
+        calls = [_Call(able[home], pieces, as_home=True) for home, pieces in by_home.items() if home in able]
+        for call in self._ask(table, [*calls, *others], fingerprint, until, usable):
+            if call.as_home:
+                reached.update(call.pieces)
+        return reached
+
+    def _ask(
+        self, table: Table, calls: Sequence[_Call], fingerprint: bytes, until: float, usable: Sequence[Member]
+    ) -> list[_Call]:
+        """Makes all calls at once and takes the answers into the table; returns the calls that were answered."""
+        self._account.count("lookup_calls", len(calls))
+        futures: dict[Future[_Answer], _Call] = {}
+        for call in calls:
+            futures[self._pool.submit(self._answer, table, call, fingerprint, until, usable)] = call
+        done, late = wait(futures, timeout=max(0.0, until - time.monotonic()))
         for future in late:
-            self._breakers.silent(futures[future].address)
+            self._breakers.silent(futures[future].member.address)
+        answered = []
         for future in done:
-            address = futures[future].address
+            call = futures[future]
             try:
-                held[address] = future.result()
-                self._breakers.answered(address)
+                table.add(call.pieces, future.result())
+                self._breakers.answered(call.member.address)
+                answered.append(call)
             except PeerError as error:
-                silent += 1
-                self._breakers.silent(address)
-                log.debug("lookup at %s: %s", address, error)
-        rest_reason = "breaker_open" if len(asked) < len(live) else "never_published"
-        return Holders(_by_chain(held, chains), "directory_unreachable" if silent else rest_reason)
+                self._breakers.silent(call.member.address)
+                log.debug("lookup at %s: %s", call.member.address, error)
+        return answered
+
+    def _answer(self, table: Table, call: _Call, fingerprint: bytes, until: float, usable: Sequence[Member]) -> _Answer:
+        keys, address, seconds = table.keys(call.pieces), call.member.address, until - time.monotonic()
+        if call.as_home:
+            return self._addressed(self._dialer.where(address, keys, seconds, self._moved), usable)
+        return {address: self._dialer.locate(address, fingerprint, keys, seconds, self._moved)}
+
+    @staticmethod
+    def _addressed(found: Sequence[tuple[tuple[str, str], list[bool]]], usable: Sequence[Member]) -> _Answer:
+        """Where the holders are, of those that are live and may be used now, in the life that has announced."""
+        at = {(m.welcome.member, m.welcome.incarnation): m.address for m in usable if m.welcome is not None}
+        return {at[holder]: row for holder, row in found if holder in at}
+
+    def _moved(self, size: int) -> None:
+        self._account.count("lookup_bytes", size)
 
     def _nobody(self) -> str:
         """Why there is no member to ask: others hold blocks, but none that this engine could use."""

@@ -102,10 +102,11 @@ class LookupFlow:
     def _bring(self, slab: Slab, wanted: Sequence[Wanted], deadline: float) -> str:
         keys = [w.key for w in wanted]
         found = self._locator.holders(slab.fingerprint, [keys], deadline)
-        held, reason, end = dict(found.held[0]), found.reason, 0
+        held = dict(found.held[0])
+        end = max((segment.end for segment in join_segments(held, len(keys))), default=0)
+        reason = found.reason_at(0, end)
         for _ in range(SOURCES_TRIED):
             segments = join_segments(held, len(keys))
-            end = max(end, segments[-1].end if segments else 0)
             failed = ""
             for segment in segments:
                 others = sum(row[segment.start] for row in held.values()) > 1

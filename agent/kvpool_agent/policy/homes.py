@@ -4,7 +4,8 @@ Rendezvous hashing by the group's first key over the members that are ready: all
 homes, and a member that comes or goes changes the homes of its own groups alone.
 
 Members learn of a change at different moments, and a new home has no entries at first. So for some seconds after a
-change the home of now is asked, and beside it one that was a home before the change and is there still.
+change the home of now is asked, and beside it one that was a home before the change and is there still; where there is
+none, as for a member that has just come itself, both homes of now.
 """
 
 from collections.abc import Mapping
@@ -58,17 +59,17 @@ class Views:
     """The view of now and those of the last seconds. Times in seconds of one clock."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, View]] = []
+        self._seen: list[tuple[float, View]] = [(float("-inf"), View())]  # at first nobody is known
 
     @property
     def now(self) -> View:
-        return self._seen[-1][1] if self._seen else View()
+        return self._seen[-1][1]
 
     def see(self, members: Mapping[str, str], now: float) -> bool:
         """Whether the view has changed by this."""
         while len(self._seen) > 1 and self._seen[1][0] <= now - SETTLE_SECONDS:
             self._seen.pop(0)
-        if self._seen and self.now.members == members:
+        if self.now.members == members:
             return False
         self._seen.append((now, View(dict(members))))
         if len(self._seen) > MAX_CHANGES:
@@ -77,16 +78,16 @@ class Views:
 
     def settled(self, now: float) -> bool:
         """Whether nothing has changed for some seconds."""
-        return bool(self._seen) and self._seen[-1][0] <= now - SETTLE_SECONDS
+        return self._seen[-1][0] <= now - SETTLE_SECONDS
 
     def asked(self, head: bytes) -> Asked:
         """Whom to ask about the group that begins with this key."""
         view = self.now
         homes = view.homes(head)
-        before = self._seen[0][1] if self._seen else view
+        before = self._seen[0][1]
         if before is view:
             return Asked(homes[:1], homes[1:])
         # of the homes before the change those that are there still, in the same life
         kept = [m for m in before.homes(head) if view.members.get(m) == before.members[m]]
-        now = tuple(dict.fromkeys([*homes[:1], *kept[:1]]))
+        now = tuple(dict.fromkeys([*homes[:1], *kept[:1]])) if kept else homes
         return Asked(now, tuple(m for m in dict.fromkeys([*homes, *kept]) if m not in now))
