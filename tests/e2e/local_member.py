@@ -24,6 +24,7 @@ from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.groups import groups_of
+from kvpool_agent.store.headers import ARENA_HEADER_BYTES, SLOT_HEADER_BYTES, encode_fields
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
 from kvpool_agent.store.tag import tag_of
@@ -33,6 +34,7 @@ from kvpool_contract.names import format_fingerprint
 POOL, FIELDS, SLOT = "pool", {"engine": "local"}, 64
 FORMAT = format_fingerprint(FIELDS)
 WAIT = 30.0
+HEADERS = ARENA_HEADER_BYTES + len(encode_fields(FIELDS))
 
 
 def bytes_of(key: bytes) -> bytes:
@@ -63,7 +65,7 @@ class LocalMember:
         identity = Identity(POOL, uid, secrets.token_hex(8))
         self.life = (uid, identity.incarnation)
         self.account = Account()
-        self.slabs = Slabs(ArenaMemory.anonymous(slots * (SLOT + 64) + 4096), 0.0)
+        self.slabs = Slabs(ArenaMemory.anonymous(slots * (SLOT + SLOT_HEADER_BYTES) + HEADERS), 0.0)
         self.slab = self.slabs.open(FORMAT, FIELDS, SLOT)
         self.dialer = Dialer(identity)
         self.breakers = Breakers(self.account)

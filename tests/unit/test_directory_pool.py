@@ -1,13 +1,15 @@
 """Eight members in one process: what a lookup costs, and and what one that joins, dies, lies or forgets costs."""
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from local_member import FORMAT, LocalMember, chain, until, until_announced, until_known
+from local_member import FORMAT, LocalMember, chain, keys_at, until, until_announced, until_known
 
+from kvpool_agent.directory import learnt
 from kvpool_agent.directory import members as view
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.peer import frames
@@ -187,3 +189,153 @@ def test_with_both_homes_silent_the_group_is_missed_and_that_is_the_reason(
     found = asker.locator.locate(FORMAT, keys, float("inf"))
     assert (found.end, found.reason) == (16, "directory_unreachable")
     assert asker.locator.locate(FORMAT, [*keys[:16]], float("inf")).reason == ""
+
+
+# -- members told by members -----------------------------------------------------------------------------
+
+
+def test_a_member_that_no_seed_names_is_found_through_others_and_forgotten_when_it_is_gone(
+    make: Callable[..., LocalMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learnt, "GONE_SECONDS", 0.5)
+    seeds, hidden = [make("uid-0"), make("uid-1")], make("uid-hidden", seed=False)
+    everybody = [*seeds, hidden]
+    hidden.store(chain("hidden", BLOCKS))
+    until("sees both", lambda: len(hidden.homes.look(FORMAT).members) == 3)
+    # nobody dials it: the file does not name it. One is told by hand, the other one by the first
+    seeds[0].members._told([(hidden.address, hidden.uid)])
+    until_known(everybody)
+    until_announced(everybody)
+    assert [member.missing_groups(chain("hidden", BLOCKS)) for member in seeds] == [0, 0]
+    assert [member.members.learnt for member in everybody] == [1, 1, 0]
+    hidden.kill()
+    until("forgotten", lambda: [len(member.members.all()) for member in seeds] == [1, 1])
+
+
+def test_addresses_that_are_forged_own_or_of_a_member_known_already_leave_nothing(
+    make: Callable[..., LocalMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learnt, "FIRST_SECONDS", 0.3)
+    one, other = make("uid-0"), make("uid-1")
+    until_known([one, other])
+    port = other.server.port
+    one.members._told([("127.0.0.1:1", "a"), (one.address, "b"), (f"127.0.0.2:{port}", "c"), ("a.name:1", "d")])
+    one.members._told([(f"127.0.0.3:{port}", "uid-1"), (f"127.0.0.4:{port}", "uid-0")])  # known, and the own one
+    until("tried", lambda: one.members.learnt > 0)
+    until("given up", lambda: not one.members._learnt.addresses(time.monotonic()))
+    until("seeds alone", lambda: [member.address for member in one.members.all()] == [other.address])
+    until_known([one, other])
+
+
+# -- liars, and members of another version ---------------------------------------------------------------
+
+
+def test_a_member_of_the_first_version_is_asked_itself(
+    eight: list[LocalMember], make: Callable[..., LocalMember]
+) -> None:
+    old = make("uid-old", directory=False)
+    keys = chain("old", BLOCKS)
+    old.store(keys)
+    until("seen", lambda: all(old.address in [m.address for m in one.members.live(FORMAT)] for one in eight))
+    assert all("uid-old" not in member.homes.look(FORMAT).members for member in eight)
+    until("settled", lambda: all(member.homes.settled for member in eight))
+    homes_asked = {homes_of(eight, keys[start])[0] for start, _ in groups_of(len(keys))} - {"uid-0"}
+    calls, _ = counted(eight[0], keys)
+    assert calls == len(homes_asked) + 1
+    assert eight[0].load(keys) == BLOCKS
+    new_keys = chain("new", BLOCKS)
+    eight[3].store(new_keys)
+    until("sees them", lambda: old.members.live(FORMAT))
+    assert old.load(new_keys) == BLOCKS  # it asks everybody, as ever
+
+
+def homes_of(members: list[LocalMember], head: bytes) -> tuple[str, ...]:
+    return View({member.uid: "" for member in members}).homes(head)
+
+
+def test_a_member_that_announces_what_it_does_not_have_costs_nobody_a_block(eight: list[LocalMember]) -> None:
+    asker, honest, liar = eight[0], eight[1], eight[7]
+    liar.announcer.look = lambda _: None  # type: ignore[method-assign]
+    held = [chain(f"held{n}", BLOCKS) for n in range(4)]
+    for keys in held:
+        honest.store(keys)
+        lie(liar, eight, keys)
+    nobody = chain("nobody", BLOCKS)
+    lie(liar, eight, nobody)
+    until_announced(eight)
+    for keys in held:
+        assert asker.load(keys) == BLOCKS  # though the liar's address may come first
+    assert asker.account.misses == {}
+    for _ in range(5):
+        assert asker.load(nobody) == 0
+    failures = asker.breakers.view(liar.address)
+    assert failures == ("open", 3)
+    assert asker.account.counters["breaker_opened"] == 1
+    assert set(asker.account.misses) <= {"evicted", "breaker_open", "never_published"}
+    assert sum(asker.account.misses.values()) == 5 * BLOCKS
+
+
+def lie(liar: LocalMember, members: list[LocalMember], keys: list[bytes]) -> None:
+    """Announces blocks that it does not hold to every member."""
+    groups = {keys[start]: keys[start:end] for start, end in groups_of(len(keys))}
+    for member in members:
+        if member is not liar:
+            liar.dialer.announce(member.address, groups, [], 10.0, fresh=False)
+
+
+def test_a_flood_of_announcements_pushes_out_nobody_elses(
+    make: Callable[..., LocalMember],
+) -> None:
+    home, honest, liar = (make(f"uid-{n}", max_entries=8 * 50) for n in range(3))
+    keys = chain("honest", BLOCKS)
+    honest.store(keys)
+    until_known([home, honest, liar])
+    until_announced([honest])
+    before = keys_at(home, honest.life)
+    for n in range(20):
+        lie(liar, [home], chain(f"flood{n}", BLOCKS))
+    assert keys_at(home, honest.life) == before
+    assert len(home.entries) <= 50 + len(before)
+    assert home.account.counters["directory_dropped"] == 20 * BLOCKS - 50
+
+
+def test_what_is_evicted_is_withdrawn_and_what_was_dropped_at_a_home_comes_again(
+    make: Callable[..., LocalMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [make(f"uid-{n}", slots=64) for n in range(3)]
+    keys, others = chain("first", BLOCKS), chain("second", BLOCKS)
+    members[0].store(keys)
+    until_known(members)
+    until_announced(members)
+    members[0].store(others)  # there is no room for both: the end of the first chain goes
+    until_announced(members)
+    left = set(members[0].slab.arena.keys())
+    assert len(left) == members[0].slab.arena.slot_count < 2 * BLOCKS
+    for home in members[1:]:
+        until("withdrawn", lambda home=home: keys_at(home, members[0].life) <= left)
+    # a home that forgets all, as after a lapsed lease, is told all again
+    for home in members[1:]:
+        with home.entries._lock:
+            home.entries._forget(home.entries._records["uid-0"])
+    until_announced(members)
+    assert members[0].account.counters["announced_again"] == 2
+
+
+def test_a_block_whose_parent_another_member_holds_is_no_orphan(
+    make: Callable[..., LocalMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = make("uid-0"), make("uid-1")
+    keys = chain("c", 6)
+    other.store(keys[:2])
+    one.store(keys, start=3)  # its parent, the third, is nowhere
+    one.store(chain("d", 2), start=1)
+    until_known([one, other])
+    one.orphans.look(one.slab)
+    assert one.slab.arena.orphan_blocks == 2
+    other.store(keys[:3])
+    one.orphans.look(one.slab)
+    assert one.slab.arena.orphan_blocks == 1
+    freeze(one, monkeypatch)
+    other.kill()  # nobody can say: it stays as it was
+    one.orphans.look(one.slab)
+    assert one.slab.arena.orphan_blocks == 1
