@@ -1,10 +1,11 @@
 """Who holds a chain: one round of calls, each with the same short deadline.
 
-In a pool of no more members than the chain has groups every one of them is asked what it holds: no more calls than
-asking homes would be, and exact. In a larger one the home of each group is asked who has announced its blocks, and, for
-some seconds after a member came or went, one that was its home before. Only where a home does not answer, its second
-one is asked, in a round of its own: a member that died costs a wait and no hit. Members of the first version of the
-protocol keep no entries and announce nothing; they are always asked themselves.
+In a pool of no more members than the chain has groups, and in any of a handful, every one of them is asked what it
+holds: hardly more calls than asking homes would be, and exact at every moment. In a larger one the home of each group
+is asked who has announced its blocks, and, for some seconds after a member came or went, one that was its home before.
+Only where a home does not answer, its second one is asked, in a round of its own: a member that died costs a wait and
+no hit. Members of the first version of the protocol keep no entries and announce nothing; they are always asked
+themselves.
 
 A member whose breaker is open is not asked: it would cost the lookup its wait, or promise what it does not serve.
 
@@ -31,6 +32,7 @@ log = logging.getLogger("kvpool.locate")
 
 LOCATE_SECONDS = 1.0
 MAX_ASKED = 64
+HANDFUL = 4  # other members that are asked themselves, however short the chain is
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Locator:
         until = time.monotonic() + seconds
         table = Table(chains, MAX_KEYS)
         homes = self._homes
-        if homes is None or len(usable) <= len(table.pieces) or not homes.look(fingerprint).members:
+        if homes is None or len(usable) <= max(HANDFUL, len(table.pieces)) or not homes.look(fingerprint).members:
             calls = [_Call(member, table.pieces, as_home=False) for member in usable[:MAX_ASKED]]
             answered = self._ask(table, calls, fingerprint, until, usable)
             reached = table.pieces if len(answered) == len(calls) else []
