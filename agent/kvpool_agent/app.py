@@ -86,7 +86,14 @@ class Agent:
         self._homes = Homes(self._members, self._as_home)
         self._locator = Locator(self._members, self._dialer, self._breakers, self._account, self._homes, self._entries)
         self._announcer = Announcer(
-            self._slabs, place.member, self._members, self._homes, self._entries, self._dialer, self._account
+            self._slabs,
+            place.member,
+            self._members,
+            self._homes,
+            self._entries,
+            self._dialer,
+            self._account,
+            lambda: self._probe.withdrawn,
         )
         self._orphans = OrphanCheck(self._slabs, self._members, self._dialer, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
@@ -117,7 +124,7 @@ class Agent:
         )
         self._warming = False
         source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state, self._probe)
-        directory = OwnDirectory(self._identity, self._slabs, self._entries, self._members)
+        directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
         self._peers = PeerServer(place.bind, place.peer_port, source, directory)
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         hooks = Hooks(self._attached, self._bare, self._other_format)

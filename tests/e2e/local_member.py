@@ -21,6 +21,7 @@ from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.groups import groups_of
@@ -61,7 +62,8 @@ class LocalMember:
         directory: bool = True,
     ) -> None:
         """announces: whether it tells what it holds by itself. directory: without it it is of version 1."""
-        self.uid, self.ready, self._seeds, self._announces = uid, True, members, announces
+        self.uid, self.ready, self.withdrawn = uid, True, False
+        self._seeds, self._announces = members, announces
         identity = Identity(POOL, uid, secrets.token_hex(8))
         self.life = (uid, identity.incarnation)
         self.account = Account()
@@ -81,11 +83,12 @@ class LocalMember:
         self.lookup = LookupFlow(self.locator, self.fetcher, self.account, load_seconds)
         self.load_seconds = load_seconds
         self.announcer = Announcer(
-            self.slabs, uid, self.members, self.homes, self.entries, self.dialer, self.account
+            self.slabs, uid, self.members, self.homes, self.entries, self.dialer, self.account, lambda: self.withdrawn
         )  # fmt: skip
         self.orphans = OrphanCheck(self.slabs, self.members, self.dialer, self.breakers)
-        source = OwnBlocks(identity, self.slabs, self.account, lambda: "Ready(warm)" if self.ready else "Warming")
-        own = OwnDirectory(identity, self.slabs, self.entries, self.members) if directory else None
+        probe = ProbeFlow(0, self.members, self.dialer, self.account, lambda: None)
+        source = OwnBlocks(identity, self.slabs, self.account, self._state, probe)
+        own = OwnDirectory(identity, self.slabs, source, self.entries, self.members) if directory else None
         self.server = PeerServer("127.0.0.1", 0, source, own)
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -113,6 +116,9 @@ class LocalMember:
         self.kill()
         lines = self._seeds.read_text().splitlines()
         self._seeds.write_text("".join(f"{line}\n" for line in lines if line != self.address))
+
+    def _state(self) -> str:
+        return "Ready(warm)" if self.ready else "Warming"
 
     def _gone(self, address: str) -> None:
         self.dialer.forget(address)

@@ -339,3 +339,29 @@ def test_a_block_whose_parent_another_member_holds_is_no_orphan(
     other.kill()  # nobody can say: it stays as it was
     one.orphans.look(one.slab)
     assert one.slab.arena.orphan_blocks == 1
+
+
+@pytest.mark.parametrize("own", [5, 16, 20, 37])
+def test_what_lies_behind_an_own_beginning_is_found_at_its_groups_home(eight: list[LocalMember], own: int) -> None:
+    asker, holder, keys = eight[0], eight[1], chain(f"own{own}", BLOCKS)
+    asker.store(keys[:own])
+    holder.store(keys)
+    until_announced(eight)
+    until("settled", lambda: asker.homes.settled)
+    before = asker.account.counters.get("lookup_bytes", 0)
+    assert asker.load(keys) == BLOCKS
+    assert asker.account.transfers["demand_in"].blocks == BLOCKS - own
+    assert asker.account.counters["lookup_bytes"] - before < 16 * (BLOCKS - own) + 400  # the rest was not asked for
+
+
+def test_who_may_give_nothing_away_takes_back_what_it_has_announced(make: Callable[..., LocalMember]) -> None:
+    members = [make(f"uid-{n}") for n in range(3)]
+    members[0].store(chain("c", BLOCKS))
+    until_known(members)
+    until_announced(members)
+    assert any(keys_at(home, members[0].life) for home in members[1:])
+    members[0].withdrawn = True
+    until("taken back", lambda: not any(keys_at(home, members[0].life) for home in members[1:]))
+    members[0].store(chain("d", BLOCKS))
+    until_known([*members, make("uid-3")])
+    assert not any(keys_at(home, members[0].life) for home in members[1:])

@@ -52,8 +52,10 @@ class Members:
         self.members, self.asked = members, list[str]()
         self.claims = {name: [True] * BLOCKS for name in members}
 
-    def holders(self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], _deadline: float) -> Holders:
-        assert [len(chain) for chain in chains] == [BLOCKS]
+    def holders(
+        self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], _deadline: float, starts: Sequence[int]
+    ) -> Holders:
+        assert ([len(chain) for chain in chains], starts) == ([BLOCKS], [0])
         return Holders([dict(self.claims)], "never_published")
 
     def fetch(

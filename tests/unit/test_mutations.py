@@ -296,7 +296,7 @@ def test_a_peer_server_fed_mutants_serves_others(
 class Nobody:
     """A directory in which nobody holds anything."""
 
-    def holders(self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], _deadline: float) -> Holders:
+    def holders(self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], *_: object) -> Holders:
         return Holders([{} for _ in chains], "never_published")
 
 

@@ -134,8 +134,15 @@ class Locator:
         end = segments[-1].end if segments else 0
         return Located(segments, "" if end and end == len(chain) else found.reason_at(0, end))
 
-    def holders(self, fingerprint: bytes, chains: Sequence[Sequence[bytes]], deadline: float) -> Holders:
-        """Who holds what of each chain. deadline: as of `locate`."""
+    def holders(
+        self,
+        fingerprint: bytes,
+        chains: Sequence[Sequence[bytes]],
+        deadline: float,
+        starts: Sequence[int] = (),
+    ) -> Holders:
+        """Who holds what of each chain, which must be told from its beginning: its groups depend on that. deadline: as
+        of `locate`. starts: for each chain, where the blocks begin that are asked for; 0 where it is empty."""
         self._account.count("lookups")
         live = self._members.live(fingerprint)
         usable = [member for member in live if self._breakers.usable(member.address)]
@@ -143,7 +150,7 @@ class Locator:
         if not usable or seconds <= 0:
             return Holders([{} for _ in chains], "breaker_open" if live and not usable else self._nobody())
         until = time.monotonic() + seconds
-        table = Table(chains, MAX_KEYS)
+        table = Table(chains, MAX_KEYS, starts)
         homes = self._homes
         if homes is None or len(usable) <= max(HANDFUL, len(table.pieces)) or not homes.look(fingerprint).members:
             calls = [_Call(member, table.pieces, as_home=False) for member in usable[:MAX_ASKED]]

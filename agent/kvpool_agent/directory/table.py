@@ -12,29 +12,34 @@ from kvpool_agent.policy.groups import groups_of
 
 @dataclass(frozen=True)
 class Piece:
-    """Blocks [start, end) of the chain with this number: a group, or what there is of one."""
+    """Blocks [start, end) of the chain with this number: a group that begins at `head`, or what is asked of one."""
 
     chain: int
     start: int
     end: int
+    head: int
 
 
 class Table:
     """`pieces` of the chains. One thread at a time adds; the others read keys only."""
 
-    def __init__(self, chains: Sequence[Sequence[bytes]], most: int) -> None:
-        """most: keys in all; chains beyond are cut, the last ones first."""
+    def __init__(self, chains: Sequence[Sequence[bytes]], most: int, starts: Sequence[int] = ()) -> None:
+        """most: keys in all; chains beyond are cut, the last ones first. starts: for each chain, where the blocks begin
+        that are asked for."""
         self._chains = chains
+        self._starts = starts or [0] * len(chains)
         self._held: list[dict[str, list[bool]]] = [{} for _ in chains]
         self.pieces: list[Piece] = []
-        for number, chain in enumerate(chains):
-            length = min(len(chain), most)
-            most -= length
-            self.pieces += [Piece(number, start, end) for start, end in groups_of(length)]
+        for number, (chain, first) in enumerate(zip(chains, self._starts, strict=True)):
+            length = min(len(chain), first + most)
+            most -= max(0, length - first)
+            self.pieces += [
+                Piece(number, max(first, head), end, head) for head, end in groups_of(length) if end > first
+            ]
 
     def key(self, piece: Piece) -> bytes:
-        """The piece's first key, which names its group."""
-        return self._chains[piece.chain][piece.start]
+        """The key that names the piece's group."""
+        return self._chains[piece.chain][piece.head]
 
     def keys(self, pieces: Iterable[Piece]) -> list[bytes]:
         return [key for piece in pieces for key in self._chains[piece.chain][piece.start : piece.end]]
@@ -58,7 +63,7 @@ class Table:
     def reached(self, answered: Iterable[Piece]) -> list[int]:
         """For each chain, how many of its blocks from the first on lie in pieces about which there was an answer."""
         known = set(answered)
-        found = [0 for _ in self._chains]
+        found = list(self._starts)
         for piece in self.pieces:
             if piece in known and found[piece.chain] == piece.start:
                 found[piece.chain] = piece.end

@@ -10,7 +10,7 @@ of groups whose home it is no more, go when the view has settled: until then the
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -62,9 +62,11 @@ class Announcer:
         entries: Entries,
         dialer: Dialer,
         account: Account,
+        withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
-        """own: this member's UID."""
+        """own: this member's UID. withdrawn: whether nothing of what is here may leave; then all is taken back."""
         self._slabs, self._own = slabs, own
+        self._withdrawn, self._gone = withdrawn, False
         self._members, self._homes, self._entries = members, homes, entries
         self._dialer, self._account = dialer, account
         self._view = View()
@@ -128,6 +130,9 @@ class Announcer:
     def _follow(self, arena: Arena, view: View, homes: Mapping[str, _Home]) -> None:
         before, self._view = self._view, view
         changes, lost = arena.changes()
+        was_gone, self._gone = self._gone, self._withdrawn()
+        if self._gone:
+            changes, lost = [], not was_gone
         now = time.monotonic()
         if lost or now >= self._round_at:
             self._round_at = now + ROUND_SECONDS
@@ -135,9 +140,9 @@ class Announcer:
                 if lost:
                     home.whole = True
                 else:
-                    home.pending.update(_for_home(arena, view, uid))
+                    home.pending.update(self._for_home(arena, view, uid))
         if before is not view:
-            for key, head in arena.placed():
+            for key, head in self._placed(arena):
                 for uid in view.homes(head):
                     if uid in homes and uid not in before.homes(head):
                         homes[uid].pending[key] = head
@@ -159,8 +164,14 @@ class Announcer:
     def _tell_all(self, arena: Arena, view: View, uid: str, home: _Home) -> None:
         if home.lease:
             self._account.count("announced_again")
-        home.pending = _for_home(arena, view, uid)
+        home.pending = self._for_home(arena, view, uid)
         home.fresh, home.whole = True, False
+
+    def _placed(self, arena: Arena) -> list[tuple[bytes, bytes]]:
+        return [] if self._gone else arena.placed()
+
+    def _for_home(self, arena: Arena, view: View, uid: str) -> dict[bytes, bytes]:
+        return {key: head for key, head in self._placed(arena) if uid in view.homes(head)}
 
     # -- sending -------------------------------------------------------------------------------------
 
@@ -212,7 +223,3 @@ class Announcer:
             if home.lease and lease > home.lease:
                 home.whole = True
             home.lease = max(home.lease, lease)
-
-
-def _for_home(arena: Arena, view: View, uid: str) -> dict[bytes, bytes]:
-    return {key: head for key, head in arena.placed() if uid in view.homes(head)}

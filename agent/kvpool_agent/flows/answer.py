@@ -105,9 +105,11 @@ class OwnBlocks:
 class OwnDirectory:
     """This member as a home (peer.serve.Directory): what others have announced here, and what it holds itself."""
 
-    def __init__(self, identity: Identity, slabs: Slabs, entries: Entries, members: MemberView) -> None:
+    def __init__(
+        self, identity: Identity, slabs: Slabs, source: OwnBlocks, entries: Entries, members: MemberView
+    ) -> None:
         self._own = identity.member, identity.incarnation
-        self._slabs = slabs
+        self._slabs, self._source = slabs, source
         self._entries = entries
         self._members = members
 
@@ -132,6 +134,6 @@ class OwnDirectory:
 
     def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]:
         slab = self._slabs.current
-        own = slab.arena.held(keys) if slab is not None else []
+        own = self._source.holds(slab.fingerprint, keys) if slab is not None else []
         announced = self._entries.where(keys)
         return [(self._own, own), *announced[: frames.MAX_HOLDERS - 1]] if any(own) else announced

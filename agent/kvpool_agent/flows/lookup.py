@@ -92,19 +92,20 @@ class LookupFlow:
         kept, _ = slab.arena.lease(keys[:here], time.monotonic(), self.load_seconds + HOLD_SECONDS)
         try:
             if here < len(keys):
-                reason = self._bring(slab, wanted[here:], deadline)
+                reason = self._bring(slab, chain, start + here, wanted[here:], deadline)
         finally:
             slab.arena.release(kept)
         ready, lease = self._verified_run(slab, keys)
         self._account.miss(reason or "evicted", len(keys) - ready)
         return ready, lease
 
-    def _bring(self, slab: Slab, wanted: Sequence[Wanted], deadline: float) -> str:
+    def _bring(self, slab: Slab, chain: Sequence[bytes], start: int, wanted: Sequence[Wanted], deadline: float) -> str:
+        """Fetches `wanted`, the blocks of the chain from `start` on; why not all of them came."""
         keys = [w.key for w in wanted]
-        found = self._locator.holders(slab.fingerprint, [keys], deadline)
-        held = dict(found.held[0])
+        found = self._locator.holders(slab.fingerprint, [chain], deadline, [start])
+        held = {address: row[start:] for address, row in found.held[0].items()}
         end = max((segment.end for segment in join_segments(held, len(keys))), default=0)
-        reason = found.reason_at(0, end)
+        reason = found.reason_at(0, start + end)
         for _ in range(SOURCES_TRIED):
             segments = join_segments(held, len(keys))
             failed = ""
