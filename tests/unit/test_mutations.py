@@ -14,7 +14,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -47,6 +46,7 @@ FIELDS = {"engine": "mutant", "row_bytes": ROW}
 CHAIN = b"".join(bytes([n]) * (HASH_BYTES + 4) for n in range(3))
 PAIRS = b"".join(bytes([n]) * (HASH_BYTES + 4) + bytes(HASH_BYTES + 4) for n in range(3))
 BLOCK = b"d" * 512
+MOST_ENTRIES = 16
 
 PEER_FRAMES = [
     frames.encode(message, len(tail)) + tail
@@ -229,22 +229,11 @@ class Shelf:
         yield ((index, b"t" * 16, memoryview(BLOCK)) for index, key in enumerate(keys) if key in KEYS)
 
 
-class Board:
+class Board(Entries):
     """A home of so few entries that mutants reach its bounds."""
 
-    LIMIT = 16
-
-    def __init__(self) -> None:
-        self.entries = Entries(Account(), self.LIMIT)
-
-    def renew(self, holder: tuple[str, str]) -> frames.Renewed:
-        return frames.Renewed(self.entries.renew(holder), [("10.0.0.1:7700", "uid")])
-
-    def announce(self, holder: tuple[str, str], *told: Any, fresh: bool) -> int:
-        return self.entries.announce(holder, *told, fresh=fresh)
-
-    def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]:
-        return self.entries.where(keys)
+    def renew(self, holder: tuple[str, str]) -> frames.Renewed:  # type: ignore[override]
+        return frames.Renewed(super().renew(holder), [("10.0.0.1:7700", "uid")])
 
 
 def drain(sock: socket.socket) -> None:
@@ -256,7 +245,7 @@ def drain(sock: socket.socket) -> None:
 
 @pytest.fixture(scope="module")
 def board() -> Board:
-    return Board()
+    return Board(Account(), MOST_ENTRIES)
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +278,7 @@ def test_a_peer_server_fed_mutants_serves_others(
     assert dialer.announce(address, {KEYS[0]: [KEYS[1]]}, [KEYS[2]], WAIT, fresh=False) > 0
     found = dict(dialer.where(address, KEYS, WAIT))
     assert found["asker", "inc"] == [False, True, False, False]
-    assert len(board.entries) <= Board.LIMIT
+    assert len(board) <= MOST_ENTRIES
     settled(lambda: len(server._open) <= 2)  # the dialer's, and one that is about to end
 
 

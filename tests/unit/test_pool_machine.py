@@ -75,8 +75,6 @@ class Pool(RuleBasedStateMachine):
         for member in (self.here(n) for n in who):
             if member is not None:
                 member.announcer.look(member.slab)
-                told = member.announcer._told.values()
-                until("told", lambda told=told: not any(home.sending for home in told))
 
     @rule(n=a_member, keys=a_chain, length=a_length)
     def lookup(self, n: int, keys: list[bytes], length: int) -> None:

@@ -7,11 +7,11 @@ minutes in any case. When the view changes, what has a new home is told to it. E
 of groups whose home it is no more, go when the view has settled: until then the old home is asked beside the new one.
 """
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from kvpool_agent.account import Account
@@ -28,12 +28,11 @@ from kvpool_agent.store.slab import Slab, Slabs
 log = logging.getLogger("kvpool.announce")
 
 LOOK_SECONDS = 0.1
-SEND_SECONDS = 2.0
-RETRY_SECONDS = 1.0
+SEND_SECONDS = 1.0
+RETRY_SECONDS = 5.0
 ROUND_SECONDS = 300.0
 BATCH_BLOCKS = 1024
 LEAST_QUEUE = 65_536
-SENDERS = 8
 WITHDRAWN = b""
 
 
@@ -45,13 +44,12 @@ class _Home:
     lease: int = 0  # under which it keeps what it was told
     fresh: bool = False  # what it was told before is not true any more
     whole: bool = True  # everything is to be told
-    sending: bool = False
     retry_at: float = 0.0
 
 
 class Announcer:
-    """One thread looks for changes, a few send. Counts `announce_calls`, `announced_blocks`, `withdrawn_blocks`,
-    `announce_failed`, `announced_again` (everything told to a home once more)."""
+    """One thread, which a home that is silent holds up for a second at most. Counts `announce_calls`,
+    `announced_blocks`, `withdrawn_blocks`, `announce_failed`, `announced_again` (all told to a home once more)."""
 
     def __init__(
         self,
@@ -72,10 +70,8 @@ class Announcer:
         self._view = View()
         self._kept: View | None = None  # as of which view the own entries have been looked through
         self._told: dict[tuple[str, str], _Home] = {}
-        self._lock = threading.Lock()
         self._round_at = time.monotonic() + ROUND_SECONDS
         self._ended = threading.Event()
-        self._pool = ThreadPoolExecutor(SENDERS, "kvpool-announce")
         self._thread = threading.Thread(target=self._run, name="kvpool-announcer", daemon=True)
 
     def start(self) -> None:
@@ -83,7 +79,6 @@ class Announcer:
 
     def close(self) -> None:
         self._ended.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
@@ -91,9 +86,6 @@ class Announcer:
             try:
                 if slab is not None:
                     self.look(slab)
-            except RuntimeError:  # the senders have been shut down
-                if not self._ended.is_set():
-                    log.exception("announcing failed")
             except Exception:
                 log.exception("announcing failed")
 
@@ -105,21 +97,20 @@ class Announcer:
             for m in self._members.live(slab.fingerprint)
             if m.welcome is not None and m.version >= DIRECTORY_VERSION
         }
-        with self._lock:
-            homes = self._homes_of(view)
-            self._follow(slab.arena, view, homes)
-            for uid, home in homes.items():
-                self._check_lease(at.get(uid), home)
-                if home.whole:
-                    self._tell_all(slab.arena, view, uid, home)
+        homes = self._homes_of(view)
+        self._follow(slab.arena, view, homes)
+        for uid, home in homes.items():
+            self._check_lease(at.get(uid), home)
+            if home.whole:
+                self._tell_all(slab.arena, view, uid, home)
         if view is not self._kept and self._homes.settled:
             self._kept = view
             self._entries.keep(lambda head: self._own in view.homes(head))
         for uid, home in homes.items():
-            if uid in at:
-                self._begin(at[uid], home)
+            if uid in at and time.monotonic() >= home.retry_at:
+                self._send(at[uid].address, home)
 
-    # -- under the lock ------------------------------------------------------------------------------
+    # -- what is to be told --------------------------------------------------------------------------
 
     def _homes_of(self, view: View) -> dict[str, _Home]:
         """The state of each home but this member; those of lives that are over are forgotten."""
@@ -175,51 +166,28 @@ class Announcer:
 
     # -- sending -------------------------------------------------------------------------------------
 
-    def _begin(self, member: Member, home: _Home) -> None:
-        with self._lock:
-            due = home.pending or (home.fresh and home.lease)
-            if not due or home.sending or time.monotonic() < home.retry_at:
-                return
-            home.sending = True
-        self._pool.submit(self._send, member.address, home)
-
     def _send(self, address: str, home: _Home) -> None:
-        try:
-            while not self._ended.is_set():
-                with self._lock:
-                    batch = dict(list(home.pending.items())[:BATCH_BLOCKS])
-                    fresh, home.fresh = home.fresh, False
-                    if not batch and not (fresh and home.lease):
-                        return
-                    for key in batch:
-                        del home.pending[key]
-                self._send_batch(address, home, batch, fresh)
-        except PeerError as error:
-            self._account.count("announce_failed")
-            log.debug("announcing to %s: %s", address, error)
-        finally:
-            with self._lock:
-                home.sending = False
-
-    def _send_batch(self, address: str, home: _Home, batch: dict[bytes, bytes], fresh: bool) -> None:
-        groups: dict[bytes, list[bytes]] = {}
-        for key, head in batch.items():
-            if head != WITHDRAWN:
-                groups.setdefault(head, []).append(key)
-        withdrawn = [key for key, head in batch.items() if head == WITHDRAWN]
-        self._account.count("announce_calls")
-        try:
-            lease = self._dialer.announce(address, groups, withdrawn, SEND_SECONDS, fresh=fresh)
-        except PeerError:
-            with self._lock:
-                if not home.fresh:  # else all that is true stands in the queue already
-                    home.pending = {**batch, **home.pending}
-                home.fresh = home.fresh or fresh
+        """All that this home is to be told; what it did not take stays in the queue, for a later try."""
+        while not self._ended.is_set() and (home.pending or (home.fresh and home.lease)):
+            batch = dict(itertools.islice(home.pending.items(), BATCH_BLOCKS))
+            groups: dict[bytes, list[bytes]] = {}
+            for key, head in batch.items():
+                if head != WITHDRAWN:
+                    groups.setdefault(head, []).append(key)
+            withdrawn = [key for key, head in batch.items() if head == WITHDRAWN]
+            self._account.count("announce_calls")
+            try:
+                lease = self._dialer.announce(address, groups, withdrawn, SEND_SECONDS, fresh=home.fresh)
+            except PeerError as error:
+                self._account.count("announce_failed")
                 home.retry_at = time.monotonic() + RETRY_SECONDS
-            raise
-        self._account.count("announced_blocks", len(batch) - len(withdrawn))
-        self._account.count("withdrawn_blocks", len(withdrawn))
-        with self._lock:
+                log.debug("announcing to %s: %s", address, error)
+                return
+            self._account.count("announced_blocks", len(batch) - len(withdrawn))
+            self._account.count("withdrawn_blocks", len(withdrawn))
+            home.fresh = False
+            for key in batch:
+                del home.pending[key]
             if home.lease and lease > home.lease:
                 home.whole = True
             home.lease = max(home.lease, lease)
