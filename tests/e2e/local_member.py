@@ -25,6 +25,7 @@ from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.groups import groups_of
+from kvpool_agent.policy.homes import SETTLE_SECONDS
 from kvpool_agent.store.headers import ARENA_HEADER_BYTES, SLOT_HEADER_BYTES, encode_fields
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
@@ -75,7 +76,7 @@ class LocalMember:
             Members(file=str(members)), self.dialer, uid, self._gone, self.breakers.forget, FORMAT.hex
         )
         self.entries = Entries(self.account, **({} if max_entries is None else {"limit": max_entries}))
-        self.homes = Homes(self.members, lambda: self.life if self.ready else None)
+        self.homes = Homes(self.members, lambda: self.life if self.ready else None, lambda: Time.now)
         self.locator = Locator(
             self.members, self.dialer, self.breakers, self.account, self.homes if directory else None, self.entries
         )
@@ -173,6 +174,22 @@ class LocalMember:
 
 def until(what: str, holds: Callable[[], object]) -> None:
     wait_for(what, holds, WAIT, 0.02)
+
+
+class Time:
+    """As the homes of all members know it: it passes when a test says so."""
+
+    now = 0.0
+
+
+def settle(members: Sequence[LocalMember]) -> None:
+    """Time passes until what has changed among the members is long ago."""
+    for member in members:
+        member.homes.look(FORMAT)
+    Time.now += SETTLE_SECONDS
+    for member in members:
+        member.homes.look(FORMAT)
+        assert member.homes.settled
 
 
 def until_known(members: Sequence[LocalMember]) -> None:

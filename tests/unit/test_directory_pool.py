@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from local_member import FORMAT, LocalMember, chain, keys_at, until, until_announced, until_known
+from local_member import FORMAT, LocalMember, chain, keys_at, settle, until, until_announced, until_known
 
 from kvpool_agent.directory import learnt
 from kvpool_agent.directory import members as view
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.peer import frames
-from kvpool_agent.policy import homes
 from kvpool_agent.policy.groups import groups_of
 from kvpool_agent.policy.homes import View
 
@@ -23,7 +22,6 @@ BLOCKS = 40  # three groups
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LocalMember]]:
     monkeypatch.setattr(view, "REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(homes, "SETTLE_SECONDS", 1.0)
     seeds = tmp_path / "members"
     seeds.write_text("")
     made: list[LocalMember] = []
@@ -59,7 +57,7 @@ def established(members: list[LocalMember], holders: list[LocalMember], home: st
     for keys, holder in zip(chains, itertools.cycle(holders)):
         holder.store(keys)
     until_announced(members)
-    until("settled", lambda: all(member.homes.settled for member in members))
+    settle(members)
     assert worst(members, chains) == 0
     return chains
 
@@ -69,12 +67,11 @@ def worst(members: list[LocalMember], chains: list[list[bytes]]) -> int:
     return max(member.missing_groups(keys) for member in members for keys in chains)
 
 
-def until_settled(members: list[LocalMember], chains: list[list[bytes]]) -> int:
-    """Asks on until the view has settled everywhere; the worst that was seen."""
-    found = worst(members, chains)
-    while not all(member.homes.settled for member in members):
-        found = max(found, worst(members, chains))
-    return found
+def worst_while_settling(members: list[LocalMember], chains: list[list[bytes]]) -> int:
+    """The worst before and after the time that a change takes to be told to all."""
+    before = worst(members, chains)
+    settle(members)
+    return max(before, worst(members, chains))
 
 
 def freeze(member: LocalMember, patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +100,7 @@ def test_calls_and_bytes_of_a_lookup(eight: list[LocalMember]) -> None:
     for keys in prompts.values():
         holder.store(keys)
     until_announced(eight)
-    until("settled", lambda: all(member.homes.settled for member in eight))
+    settle(eight)
     cost = {}
     for prompt, keys in prompts.items():
         groups = groups_of(len(keys))
@@ -136,7 +133,7 @@ def test_a_member_that_joins_hides_nothing_before_it_is_told_nor_after(
         assert worst(eight, chains) == 0  # though the first home of two groups of each has no entries
         assert len(joined.entries) == 0
     until_announced([*eight, joined])
-    assert until_settled([*eight, joined], chains) == 0
+    assert worst_while_settling([*eight, joined], chains) == 0
     assert len(joined.entries) > 0
 
 
@@ -149,7 +146,7 @@ def test_a_home_that_dies_hides_nothing_before_it_is_noticed_nor_after(eight: li
         dead.kill()
         assert worst(rest, chains) == 0
     until("noticed", lambda: all(dead.uid not in member.homes.look(FORMAT).members for member in rest))
-    assert until_settled(rest, chains) == 0
+    assert worst_while_settling(rest, chains) == 0
     until_announced(rest)
 
 
@@ -168,7 +165,7 @@ def test_a_home_that_lost_all_its_entries_is_told_them_again(
         assert len(again.entries) == 0
     until_announced(everybody)
     assert len(again.entries) == had
-    assert until_settled(everybody, chains) == 0
+    assert worst_while_settling(everybody, chains) == 0
 
 
 def test_with_both_homes_silent_the_group_is_missed_and_that_is_the_reason(
@@ -181,7 +178,7 @@ def test_with_both_homes_silent_the_group_is_missed_and_that_is_the_reason(
                 and not set(view_now.homes(keys[0])) & set(view_now.homes(keys[16])))  # fmt: skip
     holder.store(keys)
     until_announced(eight)
-    until("settled", lambda: asker.homes.settled)
+    settle([asker])
     freeze(asker, monkeypatch)
     for member in eight:
         if member.uid in view_now.homes(keys[16]):
@@ -238,7 +235,7 @@ def test_a_member_of_the_first_version_is_asked_itself(
     old.store(keys)
     until("seen", lambda: all(old.address in [m.address for m in one.members.live(FORMAT)] for one in eight))
     assert all("uid-old" not in member.homes.look(FORMAT).members for member in eight)
-    until("settled", lambda: all(member.homes.settled for member in eight))
+    settle(eight)
     homes_asked = {homes_of(eight, keys[start])[0] for start, _ in groups_of(len(keys))} - {"uid-0"}
     calls, _ = counted(eight[0], keys)
     assert calls == len(homes_asked) + 1
@@ -347,7 +344,7 @@ def test_what_lies_behind_an_own_beginning_is_found_at_its_groups_home(eight: li
     asker.store(keys[:own])
     holder.store(keys)
     until_announced(eight)
-    until("settled", lambda: asker.homes.settled)
+    settle([asker])
     before = asker.account.counters.get("lookup_bytes", 0)
     assert asker.load(keys) == BLOCKS
     assert asker.account.transfers["demand_in"].blocks == BLOCKS - own

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from local_member import FORMAT, WAIT, LocalMember, chain, until
+from local_member import FORMAT, WAIT, LocalMember, Time, chain, until
 
 from kvpool_agent.directory import locate
 from kvpool_agent.directory import members as view
 from kvpool_agent.directory.entries import SHARES
-from kvpool_agent.policy import homes
+from kvpool_agent.policy.homes import SETTLE_SECONDS
 
 MEMBERS, SLOTS, ENTRIES = 4, 40, 8 * 24
 LOAD_SECONDS = 5.0
@@ -168,6 +168,10 @@ class Pool(RuleBasedStateMachine):
         if member is not None:
             member.ready = not member.ready
 
+    @rule()
+    def let_time_pass(self) -> None:
+        Time.now += SETTLE_SECONDS
+
     def know_each_other(self) -> None:
         """Until all see all that are there; of one that died without a word they learn as they go on."""
         present = [member for member in self.members if member is not None]
@@ -213,7 +217,6 @@ def lives(member: LocalMember) -> set[tuple[str, str]]:
 
 def test_a_pool_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(homes, "SETTLE_SECONDS", 0.2)
     monkeypatch.setattr(locate, "HANDFUL", 0)  # homes are what this is about
     quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     run_state_machine_as_test(
