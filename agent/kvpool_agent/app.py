@@ -13,13 +13,17 @@ from aiohttp import web
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.directory.entries import Entries
+from kvpool_agent.directory.homes import Homes
 from kvpool_agent.directory.locate import Locator
 from kvpool_agent.directory.members import Member, MemberView
 from kvpool_agent.engine_port.server import EnginePort
-from kvpool_agent.flows.answer import OwnBlocks
+from kvpool_agent.flows.announce import Announcer
+from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.store import StoreFlow
@@ -78,7 +82,20 @@ class Agent:
         self._members = MemberView(
             config.members, self._dialer, place.member, self._gone, self._breakers.forget, self._own_format
         )
-        self._locator = Locator(self._members, self._dialer, self._breakers)
+        self._entries = Entries(self._account)
+        self._homes = Homes(self._members, self._as_home)
+        self._locator = Locator(self._members, self._dialer, self._breakers, self._account, self._homes, self._entries)
+        self._announcer = Announcer(
+            self._slabs,
+            place.member,
+            self._members,
+            self._homes,
+            self._entries,
+            self._dialer,
+            self._account,
+            lambda: self._probe.withdrawn,
+        )
+        self._orphans = OrphanCheck(self._slabs, self._members, self._dialer, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
         self._probe = ProbeFlow(
             config.engine.port,
@@ -107,7 +124,8 @@ class Agent:
         )
         self._warming = False
         source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state, self._probe)
-        self._peers = PeerServer(place.bind, place.peer_port, source)
+        directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
+        self._peers = PeerServer(place.bind, place.peer_port, source, directory)
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         hooks = Hooks(self._attached, self._bare, self._other_format)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
@@ -122,6 +140,8 @@ class Agent:
         await runner.setup()
         await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
         self._members.start()
+        self._announcer.start()
+        self._orphans.start()
         self._store.start()
         self._peers.start()
         self._engine_port.start()
@@ -146,6 +166,8 @@ class Agent:
             watch.cancel()
             self._engine_port.close()
             self._peers.close()
+            self._announcer.close()
+            self._orphans.close()
             self._members.close()
             self._lookup.close()
             self._locator.close()
@@ -209,6 +231,10 @@ class Agent:
         self._dialer.forget(address)
         self._breakers.forget(address)
 
+    def _as_home(self) -> tuple[str, str] | None:
+        ready = self._readiness.ready
+        return (self._identity.member, self._identity.incarnation) if ready else None
+
     def _own_format(self) -> str:
         slab = self._slabs.current
         return slab.fingerprint.hex() if slab is not None else ""
@@ -226,6 +252,7 @@ class Agent:
                 blocks=len(slab.arena),
                 foreign_blocks=slab.arena.foreign,
                 evicted_blocks=slab.arena.evicted,
+                orphan_blocks=slab.arena.orphan_blocks,
             )
         return contract.AgentStatus(
             version=contract.VERSION,
@@ -246,6 +273,7 @@ class Agent:
             transfers=self._account.transfers,
             misses=self._account.misses,
             counters=self._account.counters,
+            directory=contract.Directory(len(self._entries), self._entries.holders, self._members.learnt),
             peers=[self._peer(member) for member in self._members.all()],
             unknown_config_fields=list(self._decoded.unknown_fields),
             started_at=self._started_at,

@@ -76,13 +76,24 @@ class Warm(msgspec.Struct, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The arena: its byte limit, bytes of slots in use, blocks held (own and computed elsewhere), evictions."""
+    """The arena: its byte limit, bytes of slots in use, blocks held (own and computed elsewhere), evictions, and blocks
+    whose parent no member holds."""
 
     limit_bytes: int = 0
     used_bytes: int = 0
     blocks: int = 0
     foreign_blocks: int = 0
     evicted_blocks: int = 0
+    orphan_blocks: int = 0
+
+
+class Directory(msgspec.Struct, frozen=True):
+    """This member as a home: blocks that others have announced to it, members whose lease runs; and the addresses that
+    it keeps because other members have told them."""
+
+    entries: int = 0
+    holders: int = 0
+    learnt_addresses: int = 0
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -123,6 +134,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     started_at: float
     events: list[Event]
     probe: Probe = Probe()
+    directory: Directory = Directory()
 
 
 class StatusError(ValueError):

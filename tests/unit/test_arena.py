@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.feed import Change, Feed
 
 
 def key(n: int) -> bytes:
@@ -262,3 +263,105 @@ def test_threads_leave_every_slot_accounted_for() -> None:
         thread.join()
     occupied = [block.slot for block in arena._blocks.values()]
     assert sorted([*occupied, *arena._free]) == list(range(32))
+
+
+def orphan(arena: Arena, n: int, parent: int) -> None:
+    (slot,) = arena.reserve(1, 0.0)
+    arena.commit(key(n), key(parent), slot, b"tag", foreign=False)
+
+
+def test_a_block_whose_parent_nobody_holds_goes_first_and_with_it_what_hangs_below() -> None:
+    arena = Arena(6)
+    put(arena, 1, 2)
+    orphan(arena, 10, 99)
+    orphan(arena, 11, 10)
+    orphan(arena, 12, 11)
+    put(arena, 3)
+    assert (arena.orphans(), arena.orphan_blocks) == ([(key(10), key(99))], 0)
+    arena.judge_orphan(key(10), held_elsewhere=True)
+    arena.judge_orphan(key(2), held_elsewhere=False)  # no orphan: nothing to judge
+    assert arena.orphan_blocks == 0
+    arena.judge_orphan(key(10), held_elsewhere=False)
+    assert arena.orphan_blocks == 1
+    for left in ([1, 2, 3, 11, 12], [1, 2, 3, 12], [1, 2, 3], [1, 3]):  # the oldest leaf among the others last
+        put(arena, 20 + len(left))
+        arena.lease([key(20 + len(left))], 0.0, 100.0)
+        assert held(arena, 1, 2, 3, 10, 11, 12) == left
+    assert (arena.orphan_blocks, arena.evicted) == (0, 4)
+
+
+def test_a_leased_orphan_stays_and_one_whose_parent_comes_is_none_any_more() -> None:
+    arena = Arena(4)
+    orphan(arena, 10, 9)
+    orphan(arena, 12, 99)
+    for n in (10, 12):
+        arena.judge_orphan(key(n), held_elsewhere=False)
+    arena.lease([key(12)], 0.0, 100.0)
+    assert arena.orphan_blocks == 2
+    put(arena, 9)
+    assert (arena.orphan_blocks, arena.orphans()) == (1, [(key(12), key(99))])
+    put(arena, 5)
+    put(arena, 6)
+    assert held(arena, 5, 6, 9, 10, 12) == [5, 6, 9, 12]  # the oldest leaf went, the leased orphan did not
+
+
+def test_a_dropped_parent_makes_orphans_of_its_children() -> None:
+    arena = Arena(4)
+    put(arena, 1, 2, 3)
+    arena.drop(key(1))
+    assert arena.orphans() == [(key(2), key(1))]
+    put(arena, 1)
+    assert arena.orphans() == []
+
+
+def test_a_block_that_says_it_is_its_own_parent_harms_nothing() -> None:
+    arena = Arena(2)
+    orphan(arena, 1, 1)
+    orphan(arena, 2, 2)
+    arena.drop(key(1))
+    assert arena.orphans() == [] and arena.placed() == []
+    put(arena, 3)
+
+
+def chain_of(length: int) -> list[int]:
+    return list(range(1, length + 1))
+
+
+def test_the_group_of_a_block_follows_from_its_parents_in_any_order_of_arrival() -> None:
+    numbers = chain_of(70)
+    expected = {n: next(start for start in (65, 33, 17, 1) if n >= start) for n in numbers}
+    for seed in range(5):
+        arena, order = Arena(70), list(numbers)
+        random.Random(seed).shuffle(order)
+        for n in order:
+            (slot,) = arena.reserve(1, 0.0)
+            arena.commit(key(n), key(n - 1) if n > 1 else b"", slot, b"tag", foreign=False)
+        assert dict(arena.placed()) == {key(n): key(head) for n, head in expected.items()}
+        changes, lost = arena.changes()
+        assert not lost
+        assert sorted((c.key, c.head, c.held) for c in changes) == sorted((*p, True) for p in arena.placed())
+
+
+def test_a_block_without_its_parent_gets_its_place_from_a_whole_chain() -> None:
+    arena = Arena(8)
+    for n in (19, 20, 21):
+        orphan(arena, n, n - 1)
+    assert (arena.placed(), arena.changes()) == ([], ([], False))
+    arena.place([key(n) for n in chain_of(20)])
+    assert dict(arena.placed()) == {key(n): key(17) for n in (19, 20, 21)}
+    assert [(c.key, c.head, c.held) for c in arena.changes()[0]] == [(key(n), key(17), True) for n in (19, 20, 21)]
+    arena.place([key(n) for n in chain_of(20)])
+    assert arena.changes() == ([], False)  # known already
+    arena.drop(key(20))
+    assert [(c.key, c.head, c.held) for c in arena.changes()[0]] == [(key(20), key(17), False)]
+
+
+def test_changes_beyond_the_bound_are_lost_and_that_is_told() -> None:
+    feed = Feed(limit=3)
+    for n in range(3):
+        feed.add(Change(key(n), key(n), held=True))
+    assert feed.take() == ([Change(key(n), key(n), held=True) for n in range(3)], False)
+    for n in range(4):
+        feed.add(Change(key(n), key(n), held=True))
+    assert feed.take() == ([Change(key(3), key(3), held=True)], True)
+    assert feed.take() == ([], False)

@@ -24,6 +24,12 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.HotList(),
     frames.Describe(),
     frames.Described(),
+    frames.Renew(),
+    frames.Renewed(7, [("10.0.0.1:7700", "uid-a")]),
+    frames.Announce([2, 1], 3, True),
+    frames.Announced(7),
+    frames.Where(),
+    frames.Found([("uid-a", "inc")]),
 ]
 
 
@@ -121,10 +127,82 @@ def test_fields_come_back_and_only_those_of_the_format_that_was_told() -> None:
             frames.unpack_fields(tail, told)
 
 
+NAME = "n" * frames.MAX_NAME
+
+
+@pytest.mark.parametrize(
+    ("at_the_limit", "over_it"),
+    [
+        ({"t": "renewed", "lease": 1, "members": [[NAME, NAME]] * frames.MAX_TOLD}, [("members", 64, [NAME, NAME])]),
+        ({"t": "found", "holders": [[NAME, NAME]] * frames.MAX_HOLDERS}, [("holders", 32, [NAME, NAME])]),
+        (
+            {"t": "announce", "groups": [frames.MAX_KEYS] * frames.MAX_GROUPS, "withdrawn": frames.MAX_KEYS},
+            [("groups", 1024, 1)],
+        ),
+    ],
+    ids=["renewed", "found", "announce"],
+)
+def test_counts_and_lengths_are_bounded_where_they_are_read(
+    at_the_limit: dict[str, Any], over_it: list[tuple[str, int, Any]]
+) -> None:
+    frames.decode(msgspec.msgpack.encode(at_the_limit))
+    for field, limit, one in over_it:
+        assert len(at_the_limit[field]) == limit
+        with pytest.raises(frames.FrameError, match="length"):
+            frames.decode(msgspec.msgpack.encode({**at_the_limit, field: [*at_the_limit[field], one]}))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"t": "renewed", "lease": -1, "members": []},
+        {"t": "renewed", "lease": 1 << 62, "members": []},
+        {"t": "renewed", "lease": 1, "members": [[NAME + "n", "uid"]]},
+        {"t": "renewed", "lease": 1, "members": [["address"]]},
+        {"t": "found", "holders": [["uid", NAME + "n"]]},
+        {"t": "announced", "lease": -1},
+        {"t": "announce", "groups": [0], "withdrawn": 0},
+        {"t": "announce", "groups": [frames.MAX_KEYS + 1], "withdrawn": 0},
+        {"t": "announce", "groups": [], "withdrawn": -1},
+        {"t": "announce", "groups": [], "withdrawn": frames.MAX_KEYS + 1},
+    ],
+    ids=str,
+)
+def test_numbers_and_names_out_of_their_range_are_a_frame_error(bad: dict[str, Any]) -> None:
+    with pytest.raises(frames.FrameError):
+        frames.decode(msgspec.msgpack.encode(bad))
+
+
+def test_an_announcement_comes_back_and_one_of_another_length_is_refused() -> None:
+    a, b, c, d = (bytes([n]) * 16 for n in range(4))
+    groups = {a: [a, b], c: [d]}
+    message = frames.Announce([2, 1], 1)
+    keys = frames.unpack_keys(frames.pack_announcement(groups, [b]))
+    assert frames.split_announcement(message, keys) == (groups, [b])
+    assert frames.split_announcement(frames.Announce([1, 1], 0), [a, b, a, c]) == ({a: [b, c]}, [])
+    for wrong in (frames.Announce([2, 1], 2), frames.Announce([2], 1), frames.Announce([], 0)):
+        with pytest.raises(frames.FrameError, match="another number"):
+            frames.split_announcement(wrong, keys)
+
+
+@pytest.mark.parametrize("keys", [0, 1, 7, 8, 9, 64, 1000])
+def test_an_answer_about_holders_comes_back_in_a_bit_for_each_key(keys: int) -> None:
+    draw = random.Random(keys)
+    rows = [[draw.random() < 0.5 for _ in range(keys)] for _ in range(3)]
+    message = frames.Found([("uid", str(n)) for n in range(3)])
+    tail = frames.pack_held(rows)
+    assert len(tail) == 3 * ((keys + 7) // 8)
+    assert frames.unpack_held(message, tail, keys) == rows
+    with pytest.raises(frames.FrameError, match="no answer"):
+        frames.unpack_held(message, tail + b"x", keys)
+
+
 def test_fields_over_the_limit_are_not_told() -> None:
     assert frames.pack_fields({"x": "y" * frames.MAX_FIELDS}) == frames.pack_fields(None) == b""
 
 
-@pytest.mark.parametrize(("offered", "chosen"), [([1], 1), ([3, 1, 2], 1), ([2], None), ([], None), ([0, -1], None)])
+@pytest.mark.parametrize(
+    ("offered", "chosen"), [([1], 1), ([3, 1, 2], 2), ([2], 2), ([3], None), ([], None), ([0, -1], None)]
+)
 def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
     assert frames.choose_version(offered) == chosen

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
-from kvpool_agent.directory.locate import Located
+from kvpool_agent.directory.entries import Entries
+from kvpool_agent.directory.locate import Holders
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
@@ -45,11 +46,12 @@ FIELDS = {"engine": "mutant", "row_bytes": ROW}
 CHAIN = b"".join(bytes([n]) * (HASH_BYTES + 4) for n in range(3))
 PAIRS = b"".join(bytes([n]) * (HASH_BYTES + 4) + bytes(HASH_BYTES + 4) for n in range(3))
 BLOCK = b"d" * 512
+MOST_ENTRIES = 16
 
 PEER_FRAMES = [
     frames.encode(message, len(tail)) + tail
     for message, tail in (
-        (frames.Hello([1], "pool", "m", "i"), b""),
+        (frames.Hello([2, 1], "pool", "m", "i"), b""),
         (frames.Welcome(1, "m", "i", "Ready(warm)", "ff" * 16, 4), b""),
         (frames.Ping(), b""),
         (frames.Refused("busy", 0.2), b""),
@@ -62,6 +64,12 @@ PEER_FRAMES = [
         (frames.HotList(), frames.pack_hot([HotBlock(KEYS[0], b"", 0, 1.0)])),
         (frames.Describe(), b""),
         (frames.Described(), frames.pack_fields(FIELDS)),
+        (frames.Renew(), b""),
+        (frames.Renewed(7, [("10.0.0.1:7700", "uid")]), b""),
+        (frames.Announce([2, 1], 1), frames.pack_announcement({KEYS[0]: KEYS[:2], KEYS[2]: KEYS[2:3]}, KEYS[3:])),
+        (frames.Announced(7), b""),
+        (frames.Where(), b"".join(KEYS)),
+        (frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])),
     )
 ]
 GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
@@ -165,7 +173,14 @@ def test_headers_between_agents_are_messages_or_one_frame_error(data: bytes) -> 
         header, tail = frames.decode_lengths(data[:8].ljust(8, b"\0"))
         assert header <= frames.MAX_HEADER and tail <= frames.MAX_TAIL
         frames.decode(data[8 : 8 + header])
-    for read in (frames.unpack_keys, frames.unpack_hot, lambda d: frames.unpack_fields(d, FORMAT.hex())):
+    readers = (
+        frames.unpack_keys,
+        frames.unpack_hot,
+        lambda d: frames.unpack_fields(d, FORMAT.hex()),
+        lambda d: frames.split_announcement(frames.Announce([2, 1], 1), frames.unpack_keys(d)),
+        lambda d: frames.unpack_held(frames.Found([("uid", "inc")]), d, len(KEYS)),
+    )
+    for read in readers:
         with contextlib.suppress(frames.FrameError):
             read(data)
 
@@ -214,6 +229,13 @@ class Shelf:
         yield ((index, b"t" * 16, memoryview(BLOCK)) for index, key in enumerate(keys) if key in KEYS)
 
 
+class Board(Entries):
+    """A home of so few entries that mutants reach its bounds."""
+
+    def renew(self, holder: tuple[str, str]) -> frames.Renewed:  # type: ignore[override]
+        return frames.Renewed(super().renew(holder), [("10.0.0.1:7700", "uid")])
+
+
 def drain(sock: socket.socket) -> None:
     """Reads what is answered, to the end of the connection."""
     with contextlib.suppress(ConnectionError):
@@ -222,8 +244,13 @@ def drain(sock: socket.socket) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PeerServer]:
-    made = PeerServer("127.0.0.1", 0, Shelf())
+def board() -> Board:
+    return Board(Account(), MOST_ENTRIES)
+
+
+@pytest.fixture(scope="module")
+def server(board: Board) -> Iterator[PeerServer]:
+    made = PeerServer("127.0.0.1", 0, Shelf(), board)
     made.start()
     yield made
     made.close()
@@ -239,7 +266,7 @@ def dialer() -> Iterator[Dialer]:
 @examples(400)
 @given(data=streams(PEER_FRAMES), greeted=st.booleans())
 def test_a_peer_server_fed_mutants_serves_others(
-    server: PeerServer, dialer: Dialer, data: bytes, greeted: bool
+    server: PeerServer, dialer: Dialer, board: Board, data: bytes, greeted: bool
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as sock:
         with contextlib.suppress(OSError):
@@ -247,14 +274,19 @@ def test_a_peer_server_fed_mutants_serves_others(
             sock.shutdown(socket.SHUT_WR)
         drain(sock)
     assert dialer.locate(f"127.0.0.1:{server.port}", FORMAT, KEYS, WAIT) == [True] * 4
-    assert len(server._open) <= 2  # the dialer's, and one that is about to end
+    address = f"127.0.0.1:{server.port}"
+    assert dialer.announce(address, {KEYS[0]: [KEYS[1]]}, [KEYS[2]], WAIT, fresh=False) > 0
+    found = dict(dialer.where(address, KEYS, WAIT))
+    assert found["asker", "inc"] == [False, True, False, False]
+    assert len(board) <= MOST_ENTRIES
+    settled(lambda: len(server._open) <= 2)  # the dialer's, and one that is about to end
 
 
 class Nobody:
     """A directory in which nobody holds anything."""
 
-    def locate(self, *_: object) -> Located:
-        return Located((), "never_published")
+    def holders(self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], *_: object) -> Holders:
+        return Holders([{} for _ in chains], "never_published")
 
 
 @pytest.fixture(scope="module")

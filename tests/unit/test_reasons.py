@@ -20,6 +20,7 @@ CALLS = {
     "report_bare": 1,
     "miss": 0,
     "Located": 1,
+    "Holders": 1,
     "ended": 0,
     "warmed": 0,
 }
@@ -28,7 +29,7 @@ RETURNS = {
     "flows/warmup.py": {"_warm", "run"},
     "flows/fetch.py": {"fetch", "_fetch", "_fault"},
     "flows/lookup.py": {"plan", "_bring"},
-    "directory/locate.py": {"locate", "_nobody"},
+    "directory/locate.py": {"holders", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},
     "policy/readiness.py": {"__init__", "attached", "tick", "warmed"},

@@ -27,7 +27,7 @@ def full(**change: Any) -> AgentStatus:
         "engine_healthy": True,
         "format": "ab" * 16,
         "format_fields": {"engine": "vllm", "groups": [["layer.0"]]},
-        "arena": contract.Arena(1 << 30, 8192, 2, 1, 5),
+        "arena": contract.Arena(1 << 30, 8192, 2, 1, 5, 6),
         "warm": contract.Warm(10, 9, 36864, 2.0, 18432.0, 20000.0, 0.5),
         "hits": Hits(7, 8, 9),
         "engine_tokens": EngineTokens(1, 2, 3, 4),
@@ -37,6 +37,7 @@ def full(**change: Any) -> AgentStatus:
         "peers": [contract.Peer("10.0.0.1:7700", True, "uid-b", "Ready(warm)", "ab" * 16, 12, "", "open", 3)],
         "unknown_config_fields": ["later"],
         "started_at": 1000.5,
+        "directory": contract.Directory(13, 14, 15),
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
     return AgentStatus(**{**fields, **change})
@@ -74,6 +75,10 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         "kvpool_arena_used_bytes": 8192,
         "kvpool_arena_blocks": 2,
         "kvpool_arena_evicted_blocks_total": 5,
+        "kvpool_arena_orphan_blocks": 6,
+        "kvpool_directory_entries": 13,
+        "kvpool_directory_holders": 14,
+        "kvpool_learnt_addresses": 15,
         'kvpool_prompt_blocks_total{source="computed"}': 7,
         'kvpool_prompt_blocks_total{source="local"}': 8,
         'kvpool_prompt_blocks_total{source="shared"}': 9,

@@ -43,7 +43,9 @@ def test_frames_between_agents(vector: dict[str, Any]) -> None:
     assert type(message).__name__ == vector["message"]
     fields = {name: bytes.fromhex(v[4:]) if isinstance(v, str) and v.startswith("hex:") else v
               for name, v in vector["fields"].items()}  # fmt: skip
-    assert {name: getattr(message, name) for name in message.__struct_fields__} == fields
+    found = {name: getattr(message, name) for name in message.__struct_fields__}
+    assert {name: [list(v) if isinstance(v, tuple) else v for v in value] if isinstance(value, list) else value
+            for name, value in found.items()} == fields  # fmt: skip
     assert frames.encode(message, tail_length) == data
 
 
@@ -53,6 +55,19 @@ def test_hot_lists(vector: dict[str, Any]) -> None:
               for key, parent, depth, heat in vector["blocks"]]  # fmt: skip
     assert frames.pack_hot(blocks).hex() == vector["tail"]
     assert frames.unpack_hot(bytes.fromhex(vector["tail"])) == blocks
+
+
+@pytest.mark.parametrize("vector", vectors("directory"), ids=lambda v: v["name"])
+def test_announcements_and_answers_about_holders(vector: dict[str, Any]) -> None:
+    groups = {bytes.fromhex(head): [bytes.fromhex(key) for key in keys] for head, keys in vector["groups"].items()}
+    withdrawn, tail = [bytes.fromhex(key) for key in vector["withdrawn"]], bytes.fromhex(vector["announcement"])
+    message = frames.Announce([len(keys) for keys in groups.values()], len(withdrawn))
+    assert frames.pack_announcement(groups, withdrawn) == tail
+    assert frames.split_announcement(message, frames.unpack_keys(tail)) == (groups, withdrawn)
+    rows, answer = [[bool(bit) for bit in row] for row in vector["held"]], bytes.fromhex(vector["answer"])
+    assert frames.pack_held(rows) == answer
+    found = frames.Found([("uid", "inc")] * len(rows))
+    assert frames.unpack_held(found, answer, len(rows[0])) == rows
 
 
 @pytest.mark.parametrize("vector", vectors("block_keys"), ids=lambda v: v["name"])

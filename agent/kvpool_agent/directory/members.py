@@ -1,4 +1,4 @@
-"""The live view of the pool: addresses from a file or a DNS name, life from handshakes.
+"""The live view of the pool: addresses from a file or a DNS name and from other members, life from handshakes.
 
 An address is a seed and nothing more; a member is known by its pod UID. Each address has a connection of its own on
 which a ping goes out every second; one that was not answered within two seconds is no source any more.
@@ -8,11 +8,12 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool_agent.directory.learnt import Learnt
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import HANDSHAKE_SECONDS, Dialer
@@ -31,13 +32,16 @@ class SeedError(Exception):
 @dataclass(frozen=True)
 class Member:
     """A member at an address; `welcome` is its last answer, `live` whether that is fresh, `error` what went wrong;
-    `fields`: those of its format where it is another one than ours."""
+    `fields`: those of its format where it is another one than ours; `version`: of the peer protocol between us;
+    `lease`: under which it keeps what this member has announced to it, 0 for none."""
 
     address: str
     live: bool = False
     welcome: frames.Welcome | None = None
     error: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 0
+    lease: int = 0
 
 
 def read_seeds(members: Members) -> list[str]:
@@ -61,12 +65,18 @@ class _Link(threading.Thread):
     """Keeps one address's connection and its member's last answer."""
 
     def __init__(
-        self, address: str, dialer: Dialer, own_format: Callable[[], str], on_other: Callable[[str], None]
+        self,
+        address: str,
+        dialer: Dialer,
+        own_format: Callable[[], str],
+        on_other: Callable[[str], None],
+        on_told: Callable[[Sequence[tuple[str, str]]], None],
     ) -> None:
         super().__init__(name="kvpool-member", daemon=True)
         self._dialer = dialer
         self._own_format = own_format
         self._on_other = on_other
+        self._on_told = on_told
         self._described: tuple[str, str, str] | None = None  # the member, incarnation and format asked about
         self._fields: Mapping[str, Any] = {}
         self._ended = threading.Event()
@@ -86,11 +96,12 @@ class _Link(threading.Thread):
                     connection.settimeout(HANDSHAKE_SECONDS)
                     connection.send(frames.Ping())
                     welcome = self._dialer.expect_welcome(connection)
+                version, lease = connection.version, self._renew(connection)
                 self.answered_at = time.monotonic()
                 if not self._describe(connection, welcome):
                     connection.close()
                     connection = None
-                self.member = Member(address, True, welcome, fields=self._fields)
+                self.member = Member(address, True, welcome, fields=self._fields, version=version, lease=lease)
             except PeerError as error:
                 if connection is not None:
                     connection.close()
@@ -101,6 +112,14 @@ class _Link(threading.Thread):
             self._ended.wait(REFRESH_SECONDS)
         if connection is not None:
             connection.close()
+
+    def _renew(self, connection: Connection) -> int:
+        """The heartbeat towards a home, which tells of other members in return."""
+        if connection.version < frames.DIRECTORY_VERSION:
+            return 0
+        renewed = self._dialer.renew(connection)
+        self._on_told(renewed.members)
+        return renewed.lease
 
     def _compare(self, welcome: frames.Welcome) -> None:
         """Tells when somebody else than before is at this address: what is known of that one is not true of this."""
@@ -153,6 +172,8 @@ class MemberView:
         self._on_gone = on_gone
         self._on_other = on_other
         self._links: dict[str, _Link] = {}
+        self._learnt = Learnt()
+        self._kept_learnt = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._read = threading.Event()
@@ -196,23 +217,58 @@ class MemberView:
         for link in links:
             link.tried.wait(max(0.0, until - time.monotonic()))
 
+    @property
+    def learnt(self) -> int:
+        """Addresses that are kept because other members have told them."""
+        return self._kept_learnt
+
+    def _told(self, members: Sequence[tuple[str, str]]) -> None:
+        """Another member knows these, address and UID: those whom this one does not know are candidates."""
+        with self._lock:
+            members_now = [link.member for link in self._links.values()]
+            known = {m.welcome.member for m in members_now if m.live and m.welcome is not None}
+            new = [address for address, uid in members if uid not in known and uid != self._own]
+            self._learnt.hear([address for address in new if address not in self._links], time.monotonic())
+
     def _run(self) -> None:
+        seeds: list[str] | None = None
         while not self._ended.is_set():
             try:
-                self._update(read_seeds(self._seeds))
-                self._read.set()
+                seeds = read_seeds(self._seeds)
             except SeedError as error:
                 log.debug("%s", error)
+            if seeds is not None:
+                self._update([*seeds, *self._judge_learnt(seeds)][:MAX_ADDRESSES])
+                self._read.set()
             self._ended.wait(REFRESH_SECONDS)
 
-    def _update(self, seeds: list[str]) -> None:
+    def _judge_learnt(self, seeds: Sequence[str]) -> list[str]:
+        """The learnt addresses to keep: not those of members that a seed leads to, nor of this one."""
+        now = time.monotonic()
         with self._lock:
-            gone = [address for address in self._links if address not in seeds]
+            known = {self._own}
+            links = sorted(self._links.items(), key=lambda item: item[0] not in seeds)
+            for address, link in links:
+                if link.member.live and link.member.welcome is not None:
+                    uid = link.member.welcome.member
+                    if uid in known:
+                        self._learnt.refuse(address, now)
+                    else:
+                        self._learnt.live(address, now)
+                    known.add(uid)
+            found = [address for address in self._learnt.addresses(now) if address not in seeds]
+            self._kept_learnt = len(found)
+            return found
+
+    def _update(self, addresses: list[str]) -> None:
+        with self._lock:
+            gone = [address for address in self._links if address not in addresses]
             for address in gone:
                 self._links.pop(address).end()
-            for address in seeds:
+            for address in addresses:
                 if address not in self._links:
-                    self._links[address] = _Link(address, self._dialer, self._own_format, self._on_other)
-                    self._links[address].start()
+                    link = _Link(address, self._dialer, self._own_format, self._on_other, self._told)
+                    self._links[address] = link
+                    link.start()
         for address in gone:
             self._on_gone(address)

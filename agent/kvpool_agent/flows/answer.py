@@ -1,11 +1,14 @@
-"""Answering other members: what this agent holds, what is hot here, and the blocks themselves."""
+"""Answering other members: what this agent holds, what is hot here, the blocks themselves; what it knows as a home."""
 
 import logging
+import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kvpool_agent.account import Account
+from kvpool_agent.directory.entries import Entries
+from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
@@ -97,3 +100,40 @@ class OwnBlocks:
         log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
         slab.arena.drop(block.key)
         return False
+
+
+class OwnDirectory:
+    """This member as a home (peer.serve.Directory): what others have announced here, and what it holds itself."""
+
+    def __init__(
+        self, identity: Identity, slabs: Slabs, source: OwnBlocks, entries: Entries, members: MemberView
+    ) -> None:
+        self._own = identity.member, identity.incarnation
+        self._slabs, self._source = slabs, source
+        self._entries = entries
+        self._members = members
+
+    def renew(self, holder: tuple[str, str]) -> frames.Renewed:
+        known = [
+            (member.address, member.welcome.member)
+            for member in self._members.all()
+            if member.live and member.welcome is not None and member.welcome.member != holder[0]
+            if max(len(member.address), len(member.welcome.member)) <= frames.MAX_NAME
+        ]
+        return frames.Renewed(self._entries.renew(holder), random.sample(known, min(frames.MAX_TOLD, len(known))))
+
+    def announce(
+        self,
+        holder: tuple[str, str],
+        groups: Mapping[bytes, Sequence[bytes]],
+        withdrawn: Sequence[bytes],
+        *,
+        fresh: bool,
+    ) -> int:
+        return self._entries.announce(holder, groups, withdrawn, fresh=fresh)
+
+    def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]:
+        slab = self._slabs.current
+        own = self._source.holds(slab.fingerprint, keys) if slab is not None else []
+        announced = self._entries.where(keys)
+        return [(self._own, own), *announced[: frames.MAX_HOLDERS - 1]] if any(own) else announced

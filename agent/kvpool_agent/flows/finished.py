@@ -15,5 +15,6 @@ def finish_request(
     prompt = min(prompt_blocks, len(chain))
     found = prompt if asked < 0 else min(asked + loaded, prompt)
     account.request(chain[:found], prompt - found)
+    slab.arena.place(chain)
     with slab.heat_lock:
         slab.heat.count(chain, time.monotonic())

@@ -1,7 +1,8 @@
 """The plan of one request: what of its chain lies, or can be brought, into the arena before the load deadline.
 
-The longest run from the first block the engine lacks: first what is here, then what members hold. The engine is
-answered when the bytes lie verified in the arena, or at the deadline with what has come by then.
+The longest run from the first block the engine lacks: first what is here, then what members hold. Of what one member
+promised and did not serve, another that holds it is asked while there is time. The engine is answered when the bytes
+lie verified in the arena, or at the deadline with what has come by then.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kvpool_agent.account import Account
-from kvpool_agent.directory.locate import Locator
+from kvpool_agent.directory.locate import Locator, join_segments
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
@@ -23,6 +24,10 @@ THREADS = 16
 # from the plan's answer to the engine's load: a few of its steps, and a step may compute a long prompt
 HOLD_SECONDS = 10.0
 
+
+# a member that does not serve what it promised costs its blocks no more than the wait for the next one that has them
+SOURCES_TRIED = 4
+OWN_FAULTS = ("no_room", "just_restarted")  # with any source it would be the same
 
 NO_LEASE = 0
 # (end, lease): blocks [start, end) lie ready, kept by the lease
@@ -87,23 +92,34 @@ class LookupFlow:
         kept, _ = slab.arena.lease(keys[:here], time.monotonic(), self.load_seconds + HOLD_SECONDS)
         try:
             if here < len(keys):
-                reason = self._bring(slab, wanted[here:], deadline)
+                reason = self._bring(slab, chain, start + here, wanted[here:], deadline)
         finally:
             slab.arena.release(kept)
         ready, lease = self._verified_run(slab, keys)
         self._account.miss(reason or "evicted", len(keys) - ready)
         return ready, lease
 
-    def _bring(self, slab: Slab, wanted: Sequence[Wanted], deadline: float) -> str:
+    def _bring(self, slab: Slab, chain: Sequence[bytes], start: int, wanted: Sequence[Wanted], deadline: float) -> str:
+        """Fetches `wanted`, the blocks of the chain from `start` on; why not all of them came."""
         keys = [w.key for w in wanted]
-        located = self._locator.locate(slab.fingerprint, keys, deadline)
-        reason = located.reason
-        for segment in located.segments:
-            ended = self._fetcher.fetch(slab, segment.address, wanted[segment.start : segment.end], "demand", deadline)
-            if ended:
-                reason = ended
+        found = self._locator.holders(slab.fingerprint, [chain], deadline, [start])
+        held = {address: row[start:] for address, row in found.held[0].items()}
+        end = max((segment.end for segment in join_segments(held, len(keys))), default=0)
+        reason = found.reason_at(0, start + end)
+        for _ in range(SOURCES_TRIED):
+            segments = join_segments(held, len(keys))
+            failed = ""
+            for segment in segments:
+                others = sum(row[segment.start] for row in held.values()) > 1
+                part = wanted[segment.start : segment.end]
+                failed = self._fetcher.fetch(slab, segment.address, part, "demand", _sooner(deadline, others))
+                if failed:
+                    held.pop(segment.address)
+                    break
+            reason = failed or reason
+            if not failed or failed in OWN_FAULTS or time.monotonic() >= deadline:
                 break
-        self._fetcher.in_flight.wait_for(keys[: located.end], deadline)
+        self._fetcher.in_flight.wait_for(keys[:end], deadline)
         return "deadline" if time.monotonic() >= deadline else reason
 
     def _verified_run(self, slab: Slab, keys: Sequence[bytes]) -> tuple[int, int]:
@@ -120,3 +136,10 @@ class LookupFlow:
                 slab.arena.drop(block.key)
                 return i, lease
         return run, lease
+
+
+def _sooner(deadline: float, others: bool) -> float:
+    """Where others hold the same blocks, a source has half of the time that is left: what it does not bring, one of
+    them may."""
+    now = time.monotonic()
+    return now + (deadline - now) / 2 if others else deadline

@@ -28,6 +28,18 @@ class StatusCollector:
         yield GaugeMetricFamily("kvpool_arena_used_bytes", "Bytes of slots in use", value=status.arena.used_bytes)
         yield GaugeMetricFamily("kvpool_arena_blocks", "Blocks held", value=status.arena.blocks)
         yield CounterMetricFamily("kvpool_arena_evicted_blocks", "Blocks evicted", value=status.arena.evicted_blocks)
+        yield GaugeMetricFamily(
+            "kvpool_arena_orphan_blocks", "Blocks whose parent no member holds", value=status.arena.orphan_blocks
+        )
+        yield GaugeMetricFamily(
+            "kvpool_directory_entries", "Blocks announced to this member as a home", value=status.directory.entries
+        )
+        yield GaugeMetricFamily(
+            "kvpool_directory_holders", "Members that keep their entries here", value=status.directory.holders
+        )
+        yield GaugeMetricFamily(
+            "kvpool_learnt_addresses", "Addresses told by other members", value=status.directory.learnt_addresses
+        )
         hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
         hits.add_metric(["computed"], status.hits.computed_blocks)
         hits.add_metric(["local"], status.hits.local_blocks)

@@ -31,6 +31,8 @@ class Connection:
         self._socket = sock
         self._deadline: float | None = None
         self.peer: tuple[str, str] | None = None  # member and incarnation, as the handshake on this connection said
+        self.version = 0  # that the handshake has agreed on
+        self.moved = 0  # bytes sent and received
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -69,6 +71,7 @@ class Connection:
         try:
             while parts:
                 sent = self._socket.sendmsg(parts)
+                self.moved += sent
                 while parts and sent >= len(parts[0]):
                     sent -= len(parts[0])
                     parts.pop(0)
@@ -104,6 +107,7 @@ class Connection:
                 if not got:
                     raise PeerError("connection closed by the peer")
                 done += got
+                self.moved += got
         except OSError as error:
             raise PeerError(f"receive failed: {error}") from None
 

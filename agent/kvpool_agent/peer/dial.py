@@ -7,7 +7,7 @@ was meant for it fails instead of being asked of the newcomer.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from kvpool_agent.policy.heat import HotBlock
 
 HANDSHAKE_SECONDS = 2.0
 IDLE_KEPT = 8
+# is told the bytes of a request and its answer
+Tally = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Dialer:
         peer = message.member, message.incarnation
         if connection.peer not in (None, peer):
             raise PeerError("the peer has become another one in the middle of a connection")
-        connection.peer = peer
+        connection.peer, connection.version = peer, message.version
         return message
 
     @staticmethod
@@ -83,9 +85,11 @@ class Dialer:
         except frames.FrameError as error:
             raise PeerError(str(error)) from None
 
-    def locate(self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float) -> list[bool]:
+    def locate(
+        self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None
+    ) -> list[bool]:
         """For each key whether the member holds it."""
-        with self._lent(address, seconds) as connection:
+        with self._lent(address, seconds) as connection, _tallied(connection, moved):
             connection.send(frames.Locate(fingerprint), frames.pack_keys(keys))
             message, tail_length = connection.receive()
             if isinstance(message, frames.Refused):
@@ -93,6 +97,50 @@ class Dialer:
             if not isinstance(message, frames.Located) or tail_length != len(keys):
                 raise PeerError(f"bad answer to a lookup: {type(message).__name__} with {tail_length} bytes")
             return [held == 1 for held in connection.read(tail_length)]
+
+    def where(
+        self, address: str, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None
+    ) -> list[tuple[tuple[str, str], list[bool]]]:
+        """Who has announced which of the keys to this home: member and incarnation, and for each key whether."""
+        with self._lent(address, seconds) as connection, _tallied(connection, moved):
+            _needs_directory(connection)
+            connection.send(frames.Where(), frames.pack_keys(keys))
+            message, tail_length = connection.receive()
+            if not isinstance(message, frames.Found) or tail_length > frames.MAX_HOLDERS * ((len(keys) + 7) // 8):
+                raise PeerError(f"bad answer to a lookup: {type(message).__name__} with {tail_length} bytes")
+            try:
+                rows = frames.unpack_held(message, connection.read(tail_length), len(keys))
+            except frames.FrameError as error:
+                raise PeerError(str(error)) from None
+            return list(zip(message.holders, rows, strict=True))
+
+    def announce(
+        self,
+        address: str,
+        groups: Mapping[bytes, Sequence[bytes]],
+        withdrawn: Sequence[bytes],
+        seconds: float,
+        *,
+        fresh: bool,
+    ) -> int:
+        """Tells a home what is held, by the first key of its group, and what is not any more; returns its lease."""
+        with self._lent(address, seconds) as connection:
+            _needs_directory(connection)
+            message = frames.Announce([len(keys) for keys in groups.values()], len(withdrawn), fresh)
+            connection.send(message, frames.pack_announcement(groups, withdrawn))
+            answer, tail_length = connection.receive()
+            if not isinstance(answer, frames.Announced) or tail_length:
+                raise PeerError(f"bad answer to an announcement: {type(answer).__name__} with {tail_length} bytes")
+            return answer.lease
+
+    @staticmethod
+    def renew(connection: Connection) -> frames.Renewed:
+        """Keeps what was announced to the member at the other end."""
+        connection.send(frames.Renew())
+        answer, tail_length = connection.receive()
+        if not isinstance(answer, frames.Renewed) or tail_length:
+            raise PeerError(f"bad answer to a renewal: {type(answer).__name__} with {tail_length} bytes")
+        return answer
 
     def hot(self, address: str, fingerprint: bytes, limit: int, seconds: float) -> list[HotBlock]:
         """The member's hot list."""
@@ -194,3 +242,17 @@ class Dialer:
     def close(self) -> None:
         for address in list(self._idle):
             self.forget(address)
+
+
+@contextmanager
+def _tallied(connection: Connection, moved: Tally) -> Iterator[None]:
+    before = connection.moved
+    try:
+        yield
+    finally:
+        moved(connection.moved - before)
+
+
+def _needs_directory(connection: Connection) -> None:
+    if connection.version < frames.DIRECTORY_VERSION:
+        raise PeerError(f"the peer speaks version {connection.version}, which has no directory")

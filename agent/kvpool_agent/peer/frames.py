@@ -6,20 +6,28 @@ below, told apart by its `t` field. A connection begins with Hello and Welcome, 
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
-VERSIONS = (1,)
+VERSIONS = (2, 1)
+DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
 MAX_FIELDS = 32 << 10  # bytes of a format's fields
+MAX_NAME = 256  # characters of a member's UID, an incarnation, an address
+MAX_HOLDERS = 32  # in an answer about a list of keys
+MAX_TOLD = 64  # addresses in an answer to a renewal
+MAX_GROUPS = 1024  # in one announcement
 LENGTHS = struct.Struct("!II")
 _HOT = struct.Struct(f"!{BLOCK_KEY_BYTES}s{BLOCK_KEY_BYTES}sIdB")
+
+
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class FrameError(Exception):
@@ -109,6 +117,45 @@ class Described(Message, tag="described"):
     """Tail: the fields as a JSON object; empty where there are none or too many of them."""
 
 
+class Renew(Message, tag="renew"):
+    """From version 2 on, as those below: I am there still. Keeps what the asker has announced here."""
+
+
+class Renewed(Message, tag="renewed"):
+    """`lease`: a number that is another one when what the asker has announced was dropped, 0 when none is kept;
+    `members`: some live members, address and UID of each."""
+
+    lease: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    members: Annotated[list[tuple[_Name, _Name]], msgspec.Meta(max_length=MAX_TOLD)]
+
+
+class Announce(Message, tag="announce"):
+    """The asker holds these blocks, and some no more. `groups`: for each group how many of its keys are told,
+    `withdrawn`: how many keys that are not held any more. Tail: for each group its first block's key and the keys told;
+    then the withdrawn ones. `fresh`: what was announced before is not true any more."""
+
+    groups: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=MAX_KEYS)]], msgspec.Meta(max_length=MAX_GROUPS)]
+    withdrawn: Annotated[int, msgspec.Meta(ge=0, le=MAX_KEYS)]
+    fresh: bool = False
+
+
+class Announced(Message, tag="announced"):
+    """Taken, under this lease (see Renewed)."""
+
+    lease: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class Where(Message, tag="where"):
+    """Who holds these blocks, as far as you were told? Tail: their keys, of groups whose home the answerer is."""
+
+
+class Found(Message, tag="found"):
+    """`holders`: UID and incarnation of each. Tail: for each of them a bit for each key asked for, in whole bytes,
+    the first key in the lowest bit."""
+
+    holders: Annotated[list[tuple[_Name, _Name]], msgspec.Meta(max_length=MAX_HOLDERS)]
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -123,6 +170,12 @@ AnyMessage = (
     | HotList
     | Describe
     | Described
+    | Renew
+    | Renewed
+    | Announce
+    | Announced
+    | Where
+    | Found
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -160,6 +213,38 @@ def unpack_keys(tail: bytes) -> list[bytes]:
     return [tail[i : i + BLOCK_KEY_BYTES] for i in range(0, len(tail), BLOCK_KEY_BYTES)]
 
 
+def pack_announcement(groups: Mapping[bytes, Sequence[bytes]], withdrawn: Sequence[bytes]) -> bytes:
+    """groups: keys by the first key of their group. With `Announce(lengths of the values, number of the withdrawn)`."""
+    return b"".join([*(part for head, keys in groups.items() for part in (head, *keys)), *withdrawn])
+
+
+def split_announcement(message: Announce, keys: Sequence[bytes]) -> tuple[dict[bytes, list[bytes]], Sequence[bytes]]:
+    """Its keys cut into (those told, by the first key of their group; those withdrawn)."""
+    if len(keys) != sum(message.groups) + len(message.groups) + message.withdrawn:
+        raise FrameError(f"{len(keys)} keys are another number than the announcement says")
+    groups: dict[bytes, list[bytes]] = {}
+    at = 0
+    for count in message.groups:
+        groups.setdefault(keys[at], []).extend(keys[at + 1 : at + 1 + count])
+        at += 1 + count
+    return groups, keys[at:]
+
+
+def pack_held(held: Sequence[Sequence[bool]]) -> bytes:
+    """The tail of Found: a row for each holder."""
+    digits = ["".join("1" if one else "0" for one in reversed(row)) for row in held]
+    return b"".join(int(row or "0", 2).to_bytes((len(row) + 7) // 8, "little") for row in digits)
+
+
+def unpack_held(message: Found, tail: bytes, keys: int) -> list[list[bool]]:
+    """For each holder whether it holds each of so many keys."""
+    width = (keys + 7) // 8
+    if len(tail) != width * len(message.holders):
+        raise FrameError(f"{len(tail)} bytes are no answer about {keys} keys at {len(message.holders)} holders")
+    rows = [int.from_bytes(tail[i * width : (i + 1) * width], "little") for i in range(len(message.holders))]
+    return [[digit == "1" for digit in reversed(f"{row:0{keys}b}"[-keys:])] if keys else [] for row in rows]
+
+
 def pack_hot(blocks: Sequence[HotBlock]) -> bytes:
     return b"".join(
         _HOT.pack(b.key, b.parent.ljust(BLOCK_KEY_BYTES, b"\0"), b.depth, b.heat, bool(b.parent)) for b in blocks
@@ -193,6 +278,6 @@ def unpack_fields(tail: bytes, fingerprint: str) -> dict[str, Any]:
     return fields
 
 
-def choose_version(offered: Sequence[int]) -> int | None:
+def choose_version(offered: Sequence[int], spoken: Sequence[int] = VERSIONS) -> int | None:
     """The highest version that both sides speak."""
-    return max(set(offered) & set(VERSIONS), default=None)
+    return max(set(offered) & set(spoken), default=None)

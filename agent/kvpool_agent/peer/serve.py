@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -52,11 +52,32 @@ class Source(Protocol):
         ...
 
 
-class PeerServer:
-    """Listens on (host, port); port 0 takes a free one, see `port`."""
+class Directory(Protocol):
+    """What a member answers with as a home. A holder is its UID and incarnation, as its handshake said."""
 
-    def __init__(self, host: str, port: int, source: Source) -> None:
+    def renew(self, holder: tuple[str, str]) -> frames.Renewed: ...
+
+    def announce(
+        self,
+        holder: tuple[str, str],
+        groups: Mapping[bytes, Sequence[bytes]],
+        withdrawn: Sequence[bytes],
+        *,
+        fresh: bool,
+    ) -> int:
+        """The number of the holder's lease."""
+        ...
+
+    def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]: ...
+
+
+class PeerServer:
+    """Listens on (host, port); port 0 takes a free one, see `port`. Without a directory it speaks version 1."""
+
+    def __init__(self, host: str, port: int, source: Source, directory: Directory | None = None) -> None:
         self._source = source
+        self._directory = directory
+        self._versions = frames.VERSIONS if directory is not None else (frames.DIRECTORY_VERSION - 1,)
         self._socket = listen(host, port, 64)
         self.port: int = self._socket.getsockname()[1]
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -119,10 +140,11 @@ class PeerServer:
         hello, tail_length = connection.receive()
         if not isinstance(hello, frames.Hello) or tail_length:
             raise PeerError("the connection does not begin with a hello")
-        version = frames.choose_version(hello.versions)
+        version = frames.choose_version(hello.versions, self._versions)
         if version is None or hello.pool != self._source.pool:
             connection.send(frames.Refused("peer_version" if version is None else "other_pool"))
             return
+        connection.peer = hello.member, hello.incarnation
         connection.send(self._source.welcome(version))
         while True:
             connection.settimeout(IDLE_SECONDS)
@@ -144,6 +166,34 @@ class PeerServer:
                 connection.send(frames.Described(), self._source.description())
             case frames.Fetch():
                 self._stream(connection, message, keys_of(connection, tail_length))
+            case _:
+                if self._directory is None or version < frames.DIRECTORY_VERSION or connection.peer is None:
+                    raise PeerError(f"unexpected message {type(message).__name__}")
+                self._keep(self._directory, connection, connection.peer, message, tail_length)
+
+    @staticmethod
+    def _keep(
+        directory: Directory,
+        connection: Connection,
+        holder: tuple[str, str],
+        message: frames.AnyMessage,
+        tail_length: int,
+    ) -> None:
+        if max(map(len, holder)) > frames.MAX_NAME:  # nobody could read it in an answer
+            raise PeerError("the name of a holder is over the limit")
+        match message:
+            case frames.Renew():
+                connection.send(directory.renew(holder))
+            case frames.Announce():
+                try:
+                    groups, withdrawn = frames.split_announcement(message, keys_of(connection, tail_length))
+                except frames.FrameError as error:
+                    raise PeerError(str(error)) from None
+                lease = directory.announce(holder, groups, withdrawn, fresh=message.fresh)
+                connection.send(frames.Announced(lease))
+            case frames.Where():
+                found = directory.where(keys_of(connection, tail_length))
+                connection.send(frames.Found([one for one, _ in found]), frames.pack_held([row for _, row in found]))
             case _:
                 raise PeerError(f"unexpected message {type(message).__name__}")
 

@@ -1,12 +1,16 @@
 """The arena's index: which block lies in which slot, who may not be evicted, who goes first.
 
-Least recently used goes first, leaves only: a block with a child in the arena stays, since without it the child
-could not be reached. A slot is free, or reserved by a writer, or holds a block. A lease keeps a block in its slot
-until its time is over. Finding a victim costs the logarithm of the number of blocks: a heap of leaves with entries
-that are checked when they come up.
+Orphans go first, blocks whose parent nobody holds: no request can reach them. Then the least recently used, leaves
+only: a block with a child in the arena stays, since without it the child could not be reached. A slot is free, or
+reserved by a writer, or holds a block. A lease keeps a block in its slot until its time is over. Finding a victim costs
+the logarithm of the number of blocks: a heap of leaves with entries that are checked when they come up.
 
 Where the memory has slot headers, they follow the index under its lock: a block has one from its publication until
 it is evicted or dropped, a free or reserved slot has none.
+
+A block's place in its chain, and so its directory group, follows from its parent's: a step for each block, and none of
+the frames that bring blocks has to tell it. A block that came without its parent gets its place from the next whole
+chain that contains it (`place`), at the latest when the request that brought it ends.
 """
 
 import heapq
@@ -15,10 +19,14 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvpool_agent.policy.groups import begins_group
+from kvpool_agent.store.feed import Change, Feed
 from kvpool_agent.store.headers import SlotHeader
+from kvpool_agent.store.orphans import Orphans
 from kvpool_agent.store.table import HeaderTable
 
 NO_PARENT = b""
+UNKNOWN = -1
 
 
 @dataclass
@@ -30,6 +38,8 @@ class _Block:
     used: int = 0
     leases: int = 0
     dropped: bool = False
+    position: int = UNKNOWN  # in its chain
+    head: bytes = b""  # the first block of its directory group; empty while the position is not known
 
 
 @dataclass
@@ -68,7 +78,9 @@ class Arena:
         self._writable_at = writable_at
         self._unjudged = set(unjudged)
         self._blocks: dict[bytes, _Block] = {}
-        self._children: dict[bytes, int] = {}
+        self._children: dict[bytes, set[bytes]] = {}
+        self._orphans = Orphans()
+        self._feed = Feed()
         self._free = [slot for slot in range(slot_count - 1, -1, -1) if slot not in self._unjudged]
         self._heap: list[tuple[int, bytes]] = []
         self._clock = itertools.count(1)
@@ -95,6 +107,16 @@ class Arena:
     def keys(self) -> list[bytes]:
         with self._lock:
             return list(self._blocks)
+
+    @property
+    def orphan_blocks(self) -> int:
+        """Blocks whose parent nobody holds, as far as that has been asked."""
+        return self._orphans.count
+
+    def orphans(self) -> list[tuple[bytes, bytes]]:
+        """(key, parent's key) of the blocks whose parent is not here."""
+        with self._lock:
+            return [(key, self._blocks[key].parent) for key in self._orphans.all()]
 
     def run(self, keys: Sequence[bytes]) -> int:
         """How many of the keys are here, from the first on without a gap."""
@@ -187,6 +209,35 @@ class Arena:
             if block is not None:
                 self._remove(key, block)
 
+    # -- the directory's view ------------------------------------------------------------------------
+
+    def place(self, chain: Iterable[bytes]) -> None:
+        """A request's whole chain in order: says where the blocks of it that are here belong."""
+        head = b""
+        with self._lock:
+            for position, key in enumerate(chain):
+                if begins_group(position):
+                    head = key
+                block = self._blocks.get(key)
+                if block is not None and block.head != head:
+                    self._put(key, block, position, head)
+                    self._place_below(key)
+
+    def judge_orphan(self, key: bytes, *, held_elsewhere: bool) -> None:
+        """Whether another member holds the parent of a block whose parent is not here."""
+        with self._lock:
+            self._orphans.judge(key, proved=not held_elsewhere)
+
+    def changes(self) -> tuple[list[Change], bool]:
+        """What has changed since the last call, and whether that is not all of it."""
+        with self._lock:
+            return self._feed.take()
+
+    def placed(self) -> list[tuple[bytes, bytes]]:
+        """(key, first key of its group) of every block whose group is known."""
+        with self._lock:
+            return [(key, block.head) for key, block in self._blocks.items() if block.head]
+
     # -- recovery ------------------------------------------------------------------------------------
 
     def unjudged(self) -> list[int]:
@@ -211,9 +262,42 @@ class Arena:
     def _add(self, key: bytes, block: _Block) -> None:
         self._blocks[key] = block
         self.foreign += block.foreign
-        if block.parent != NO_PARENT:
-            self._children[block.parent] = self._children.get(block.parent, 0) + 1
+        parent = self._blocks.get(block.parent)
+        if block.parent == NO_PARENT:
+            self._put(key, block, 0, key)
+        else:
+            self._children.setdefault(block.parent, set()).add(key)
+            if parent is None:
+                self._orphans.add(key, proved=False)
+            else:
+                self._put_below(parent, key, block)
+        for child in self._children.get(key, ()):
+            self._orphans.discard(child)
+        self._place_below(key)
         self._touch(key, block)
+
+    def _place_below(self, key: bytes) -> None:
+        """Gives the descendants of a block that have no place yet theirs; each block gets one once."""
+        waiting = [key]
+        while waiting:
+            parent = waiting.pop()
+            for child in self._children.get(parent, ()):
+                if self._put_below(self._blocks[parent], child, self._blocks[child]):
+                    waiting.append(child)
+
+    def _put_below(self, parent: _Block, key: bytes, block: _Block) -> bool:
+        """Gives a block its place behind its parent, where that has one and the block none."""
+        if parent.position == UNKNOWN or block.position != UNKNOWN:
+            return False
+        position = parent.position + 1
+        self._put(key, block, position, key if begins_group(position) else parent.head)
+        return True
+
+    def _put(self, key: bytes, block: _Block, position: int, head: bytes) -> None:
+        if block.head:
+            self._feed.add(Change(key, block.head, held=False))
+        block.position, block.head = position, head
+        self._feed.add(Change(key, head, held=True))
 
     def _touch(self, key: bytes, block: _Block) -> None:
         block.used = next(self._clock)
@@ -224,6 +308,12 @@ class Arena:
                 heapq.heapify(self._heap)
 
     def _evict_one(self) -> bool:
+        orphan = next((key for key in self._orphans.proved() if not self._blocks[key].leases), None)
+        if orphan is not None:
+            # what hangs below it can be reached as little
+            self._remove(orphan, self._blocks[orphan], reachable=False)
+            self.evicted += 1
+            return True
         leased = []
         evicted = False
         while self._heap:
@@ -242,7 +332,7 @@ class Arena:
             heapq.heappush(self._heap, entry)
         return evicted
 
-    def _remove(self, key: bytes, block: _Block) -> None:
+    def _remove(self, key: bytes, block: _Block, *, reachable: bool = True) -> None:
         del self._blocks[key]
         if self._table is not None:
             self._table.clear(block.slot)
@@ -251,11 +341,16 @@ class Arena:
             block.dropped = True
         else:
             self._free.append(block.slot)
+        if block.head:
+            self._feed.add(Change(key, block.head, held=False))
+        self._orphans.discard(key)
+        for child in self._children.get(key, ()):
+            if child in self._blocks:  # what says that it is its own parent is not
+                self._orphans.add(child, proved=not reachable)
         if block.parent != NO_PARENT:
-            left = self._children[block.parent] - 1
-            if left:
-                self._children[block.parent] = left
-            else:
+            siblings = self._children[block.parent]
+            siblings.discard(key)
+            if not siblings:
                 del self._children[block.parent]
                 parent = self._blocks.get(block.parent)
                 if parent is not None:

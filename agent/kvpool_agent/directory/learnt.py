@@ -1,0 +1,70 @@
+"""Addresses that other members have told: they complete the seeds, and cost nothing lasting when they are wrong.
+
+Such an address is a candidate until its own handshake succeeds. It is given up when that does not come soon, or when
+nobody has answered there for a while, and is not taken again for some time. Addresses are told as numbers, never names:
+nobody can make an agent ask a name server.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_CANDIDATES = 128
+MAX_REFUSED = 512
+FIRST_SECONDS = 6.0  # from hearing of an address to its first handshake
+GONE_SECONDS = 30.0  # without an answer
+REFUSED_SECONDS = 300.0
+
+
+@dataclass
+class _Candidate:
+    until: float
+
+
+class Learnt:
+    """Times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[str, _Candidate] = {}
+        self._refused: dict[str, float] = {}
+
+    def hear(self, addresses: Iterable[str], now: float) -> None:
+        """Somebody says that members are at these addresses."""
+        for address in addresses:
+            if (
+                address not in self._candidates
+                and self._refused.get(address, 0.0) <= now
+                and len(self._candidates) < MAX_CANDIDATES
+                and is_address(address)
+            ):
+                self._candidates[address] = _Candidate(now + FIRST_SECONDS)
+
+    def live(self, address: str, now: float) -> None:
+        """The member at this address answers."""
+        candidate = self._candidates.get(address)
+        if candidate is not None:
+            candidate.until = now + GONE_SECONDS
+
+    def refuse(self, address: str, now: float) -> None:
+        """Who is at this address is known otherwise, or is this agent itself."""
+        if self._candidates.pop(address, None) is not None:
+            self._refused.pop(address, None)
+            self._refused[address] = now + REFUSED_SECONDS
+            while len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+
+    def addresses(self, now: float) -> list[str]:
+        """Those to keep a connection to."""
+        for address in [address for address, one in self._candidates.items() if one.until <= now]:
+            self.refuse(address, now)
+        return list(self._candidates)
+
+
+def is_address(text: str) -> bool:
+    """Whether this is number:port, of either family."""
+    host, _, port = text.rpartition(":")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return port.isascii() and port.isdigit() and 0 < int(port) < 65_536
