@@ -23,8 +23,6 @@ from kvpool_operator.controller.reconcile import Reconciler
 
 log = logging.getLogger("kvpool.controller")
 
-# A watch that can't connect tries on; an API server may be away for longer than kopf's own minute.
-BACKOFFS = (1, 1, 2, 3, 5, *[10] * 1000)
 REQUEST_SECONDS = 10.0
 RETRY_SECONDS = 5.0
 
@@ -79,7 +77,6 @@ def settings() -> kopf.OperatorSettings:
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
     chosen.networking.request_timeout = REQUEST_SECONDS
-    chosen.networking.error_backoffs = BACKOFFS
     return chosen
 
 
