@@ -7,6 +7,7 @@ their progress in annotations and hold objects back by finalizers, and a pool mu
 import argparse
 import asyncio
 import logging
+import sys
 import time
 from typing import Any
 
@@ -107,11 +108,15 @@ def main() -> None:
         metrics.serve(options.metrics_port)
     cluster = Cluster()
     wait_for_definition(cluster, options.namespace)
-    kopf.run(
-        registry=handlers(cluster, options.namespace, options.poll_seconds),
-        settings=settings(),
-        standalone=True,
-        clusterwide=not options.namespace,
-        namespaces=options.namespace,
-        liveness_endpoint=options.liveness,
-    )
+    try:
+        kopf.run(
+            registry=handlers(cluster, options.namespace, options.poll_seconds),
+            settings=settings(),
+            standalone=True,
+            clusterwide=not options.namespace,
+            namespaces=options.namespace,
+            liveness_endpoint=options.liveness,
+        )
+    except Exception as error:  # noqa: BLE001 (whatever ends a watch for good, such as a definition taken away)
+        log.error("ended: %s; once restarted it waits for what is missing", error)
+        sys.exit(1)
