@@ -11,6 +11,7 @@ import pytest
 from agent_status import agent
 from aiohttp import web
 
+from kvpool_contract.names import SKIPPED_ANNOTATION
 from kvpool_contract.status import encode_status
 from kvpool_operator.controller import agents as agents_module
 from kvpool_operator.controller import loops as loops_module
@@ -19,7 +20,7 @@ from kvpool_operator.controller.loops import Loops
 from kvpool_operator.controller.main import settings
 from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.ownership import judge, owned
-from kvpool_operator.desired.pods import AGENT_CONTAINER, SKIPPED_ANNOTATION, Pod, living
+from kvpool_operator.desired.pods import AGENT_CONTAINER, Pod, living
 from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.inject.containers import AGENT
 

@@ -7,6 +7,7 @@ their progress in annotations and hold objects back by finalizers, and a pool mu
 import argparse
 import asyncio
 import logging
+import sys
 import time
 from typing import Any
 
@@ -25,8 +26,6 @@ from kvpool_operator.controller.reconcile import Reconciler
 
 log = logging.getLogger("kvpool.controller")
 
-# A watch that can't connect tries on; an API server may be away for longer than kopf's own minute.
-BACKOFFS = (1, 1, 2, 3, 5, *[10] * 1000)
 REQUEST_SECONDS = 10.0
 RETRY_SECONDS = 5.0
 
@@ -88,7 +87,6 @@ def settings() -> kopf.OperatorSettings:
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
     chosen.networking.request_timeout = REQUEST_SECONDS
-    chosen.networking.error_backoffs = BACKOFFS
     return chosen
 
 
@@ -120,11 +118,15 @@ def main() -> None:
         metrics.serve(options.metrics_port)
     cluster = Cluster()
     wait_for_definition(cluster, options.namespace)
-    kopf.run(
-        registry=handlers(cluster, options.namespace, options.poll_seconds, webhook_certificates.chosen(options)),
-        settings=settings(),
-        standalone=True,
-        clusterwide=not options.namespace,
-        namespaces=options.namespace,
-        liveness_endpoint=options.liveness,
-    )
+    try:
+        kopf.run(
+            registry=handlers(cluster, options.namespace, options.poll_seconds, webhook_certificates.chosen(options)),
+            settings=settings(),
+            standalone=True,
+            clusterwide=not options.namespace,
+            namespaces=options.namespace,
+            liveness_endpoint=options.liveness,
+        )
+    except Exception as error:  # noqa: BLE001 (whatever ends a watch for good, such as a definition taken away)
+        log.error("ended: %s; once restarted it waits for what is missing", error)
+        sys.exit(1)

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool_contract.names import SKIPPED_ANNOTATION
+
 AGENT_CONTAINER = "kvpool-agent"
-SKIPPED_ANNOTATION = "kvpool.io/skipped"
 _ENDED = ("Succeeded", "Failed")
 
 

@@ -9,8 +9,8 @@ from standin_engine import StandInEngine, prompt
 from cluster.controllers import Controller
 from cluster.members import HostedMember
 from cluster.pools import NAME, Pools
+from kvpool_contract.names import SKIPPED_ANNOTATION
 from kvpool_contract.reasons import explain
-from kvpool_operator.desired.pods import SKIPPED_ANNOTATION
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ GOOD = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {
 
 
 @pytest.fixture(scope="module")
-def pools(kube: Kube) -> Iterator[Kube]:
+def served(kube: Kube) -> Iterator[Kube]:
     """The namespace, once the API server knows pools."""
     kube.install_crd()
     yield kube
@@ -28,13 +28,13 @@ def refusal(kube: Kube, bad: BadPool) -> str:
 
 
 @pytest.mark.parametrize("bad", BAD_POOLS, ids=str)
-def test_a_bad_pool_is_refused_with_field_and_fix(pools: Kube, bad: BadPool) -> None:
-    message = refusal(pools, bad)
+def test_a_bad_pool_is_refused_with_field_and_fix(served: Kube, bad: BadPool) -> None:
+    message = refusal(served, bad)
     assert bad.field in message and bad.admission in message, message
 
 
-def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(pools: Kube) -> None:
-    taken = pools.create_pool(GOOD, dry_run="All")
+def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> None:
+    taken = served.create_pool(GOOD, dry_run="All")
     assert taken["spec"] == {
         "engine": {
             "container": "",
@@ -52,21 +52,24 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(pools: Kube) -> Non
 
 
 @pytest.mark.parametrize("size", ["1Mi", 1048576, "1.5Gi", ".5Gi", "1e9", "100000000000m", "2Ti"])
-def test_every_spelling_of_a_quantity_is_taken(pools: Kube, size: object) -> None:
-    taken = pools.create_pool(GOOD | {"spec": {"tiers": {"memory": {"size": size}}}}, dry_run="All")
+def test_every_spelling_of_a_quantity_is_taken(served: Kube, size: object) -> None:
+    taken = served.create_pool(GOOD | {"spec": {"tiers": {"memory": {"size": size}}}}, dry_run="All")
     assert taken["spec"]["tiers"]["memory"]["size"] == size
 
 
-def test_it_is_explained_and_printed(pools: Kube) -> None:
-    explained = " ".join(pools.kubectl("explain", "kvp.spec.prewarm").stdout.split())
+def test_it_is_explained_and_printed(served: Kube) -> None:
+    def explain() -> str:  # discovery tells of a new definition a moment after it is served
+        return " ".join(served.kubectl("explain", "kvp.spec.prewarm", check=False).stdout.split())
+
+    explained = wait_for("discovery", explain, 30)
     for sentence in (
         "fetched from other replicas before the pod turns ready.",
         "Bytes per second that a newcomer fetches at most, from all sources together. A change is for new pods only.",
     ):
         assert sentence in explained
-    pools.create_pool(GOOD)
+    served.create_pool(GOOD)
 
     def printed() -> list[str]:
-        return pools.kubectl("get", "kvp").stdout.split("\n")
+        return served.kubectl("get", "kvp").stdout.split("\n")
 
     assert wait_for("the pool", printed, 10)[0].split() == ["NAME", "PHASE", "READY", "WARM", "HIT", "AGE"]
