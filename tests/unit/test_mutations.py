@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
-from kvpool_agent.directory.locate import Located
+from kvpool_agent.directory.locate import Holders
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
@@ -40,8 +40,9 @@ FORMAT = b"f" * 16
 KEYS = [bytes([n]) * 16 for n in range(4)]
 HASH_BYTES, ROW, ROWS = 32, 4096, 8
 FIELDS = {"engine": "mutant", "row_bytes": ROW}
-CHAIN = b"".join(bytes([n]) * (HASH_BYTES + 4) for n in range(3))
-PAIRS = b"".join(bytes([n]) * (HASH_BYTES + 4) + bytes(HASH_BYTES + 4) for n in range(3))
+CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(3))
+OTHER_CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(9, 12))
+PAIRS = b"".join(bytes([n]) * HASH_BYTES + bytes(HASH_BYTES + 8) for n in range(3))
 BLOCK = b"d" * 512
 
 PEER_FRAMES = [
@@ -62,19 +63,24 @@ PEER_FRAMES = [
         (frames.Described(), frames.pack_fields(FIELDS)),
     )
 ]
-GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
+GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4}]
+GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": GROUPS}
 ATTACH = wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY})
 # attaches that are frames in all but sense
 SENSELESS = [
     wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY, **change})
     for change in (
-        {"groups": "many"}, {"groups": None}, {"groups": [1]}, {"groups": float("inf")}, {"format": {"x": "\ud800"}},
+        {"groups": "many"}, {"groups": None}, {"groups": [1]}, {"groups": []}, {"format": {"x": "\ud800"}},
+        {"groups": [*GROUPS, *GROUPS]}, {"groups": GROUPS * 65}, *({"groups": [{**GROUPS[0], **wrong}]} for wrong in (
+            {"window": 4}, {"kind": "window"}, {"block_tokens": 0}, {"number": -1}, {"window": 1.5}, {"number": True},
+            {"kind": 7}, {"block_tokens": 2**40},
+        )),
         {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [2]}, {"rows": 2**70},
         {"row_bytes": 2**70}, {"row_bytes": 0}, {"row_bytes": 1.5}, {"hash_bytes": 0}, {"rows": ROWS + 1},
     )
 ]  # fmt: skip
 ENGINE_FRAMES = [
-    wire.encode({"verb": "lookup", "plan": 1, "start": 0}, CHAIN),
+    wire.encode({"verb": "lookup", "plan": 1, "lacks": [[0, 3]], "room": 4}, CHAIN),
     wire.encode({"verb": "load", "call": 1, "done_plan": 1}, CHAIN),
     wire.encode({"verb": "release", "lease": 1}),
     wire.encode({"verb": "store", "job": 1, "rows": [0, 1, 2]}, PAIRS),
@@ -251,8 +257,8 @@ def test_a_peer_server_fed_mutants_serves_others(
 class Nobody:
     """A directory in which nobody holds anything."""
 
-    def locate(self, *_: object) -> Located:
-        return Located((), "never_published")
+    def holders(self, fingerprint: bytes, chains: Sequence[Sequence[bytes]], deadline: float) -> Holders:
+        return Holders([{} for _ in chains], "never_published")
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +301,7 @@ def ask(path: Path) -> None:
         for one in attached.descriptors:
             os.close(one)
         assert attached.verb == "attached", attached
-        channel.send({"verb": "lookup", "plan": 7, "start": 0}, bytes([9]) * len(CHAIN))
+        channel.send({"verb": "lookup", "plan": 7, "lacks": [[0, 3]], "room": 4}, OTHER_CHAIN)
         assert channel.receive().header == {"verb": "plan", "plan": 7, "hits": []}
 
 

@@ -19,7 +19,7 @@ CALLS = {
     "bare": 0,
     "report_bare": 1,
     "miss": 0,
-    "Located": 1,
+    "Holders": 1,
     "ended": 0,
     "warmed": 0,
 }
@@ -28,7 +28,7 @@ RETURNS = {
     "flows/warmup.py": {"_warm", "run"},
     "flows/fetch.py": {"fetch", "_fetch", "_fault"},
     "flows/lookup.py": {"plan", "_bring"},
-    "directory/locate.py": {"locate", "_nobody"},
+    "directory/locate.py": {"_ask", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},
     "policy/readiness.py": {"__init__", "attached", "tick", "warmed"},
@@ -96,7 +96,7 @@ def test_every_reason_that_the_code_gives_is_in_the_table() -> None:
     # the scan sees what it should: reasons of every kind
     assert {
         "geometry_refused", "busy", "never_published", "transfer_failed", "no_room", "evicted", "deadline",
-        "breaker_open", "incompatible",
+        "breaker_open", "incompatible", "window_missing",
         "directory_unreachable", "nothing_to_warm", "warm_deadline", "arena_lost", "not_attached", "no_shm_room",
         "multi_host", "foreign_connector", "config_refused", "tier_failed", "peer_version", "other_pool",
     } <= set(found)  # fmt: skip

@@ -88,7 +88,8 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def make(tier_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Side], Any]:
     def made(side: Side) -> Any:
         monkeypatch.setattr(tier_module.geometry, "host_pool", lambda spec, view: None)
-        monkeypatch.setattr(tier_module.geometry, "attach_header", lambda spec, pool: {"groups": 1})
+        monkeypatch.setattr(tier_module.geometry, "attach_header", lambda spec, pool: {})
+        monkeypatch.setattr(tier_module.geometry, "groups_of", lambda spec: [])
         monkeypatch.setattr(tier_module, "SchedulerSide", lambda *_, **__: side)
         return tier_module.KvpoolTier(None, memoryview(b""), "KvpoolTier", socket="/nowhere")
 

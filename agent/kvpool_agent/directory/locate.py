@@ -1,4 +1,4 @@
-"""Who holds a chain: every live member of the format is asked at once, each with the same short deadline.
+"""Who holds which blocks: every live member of the format is asked at once, each with the same short deadline.
 
 A member whose breaker is open is not asked: it would cost the lookup its wait, or promise what it does not serve.
 
@@ -24,48 +24,16 @@ MAX_ASKED = 64
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Blocks [start, end) of the chain that was asked for lie at `address`."""
+class Holders:
+    """For each chain that was asked for, which members hold which of its blocks. `reason` says why a block that nobody
+    is known to hold is not found."""
 
-    address: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Located:
-    """Segments that together are the longest run from the chain's beginning; `reason` says why it ends there (empty
-    where it doesn't)."""
-
-    segments: tuple[Segment, ...]
+    held: list[dict[str, Sequence[bool]]]
     reason: str
-
-    @property
-    def end(self) -> int:
-        return self.segments[-1].end if self.segments else 0
-
-
-def join_segments(held: dict[str, Sequence[bool]], length: int) -> tuple[Segment, ...]:
-    """The longest run from 0, in the fewest pieces: at each gap the member whose run from there is the longest."""
-    segments: list[Segment] = []
-    start = 0
-    while start < length:
-        best, end = "", start
-        for address in sorted(held):
-            stop = start
-            while stop < length and held[address][stop]:
-                stop += 1
-            if stop > end:
-                best, end = address, stop
-        if end == start:
-            break
-        segments.append(Segment(best, start, end))
-        start = end
-    return tuple(segments)
 
 
 class Locator:
-    """`locate(chain)` over the live members."""
+    """Asks the live members."""
 
     def __init__(self, members: MemberView, dialer: Dialer, breakers: Breakers) -> None:
         self._members = members
@@ -73,14 +41,29 @@ class Locator:
         self._breakers = breakers
         self._pool = ThreadPoolExecutor(MAX_ASKED, "kvpool-locate")
 
-    def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
-        """deadline: on the monotonic clock; an answer is waited for a second at most."""
-        chain = chain[:MAX_KEYS]
+    def holders(self, fingerprint: bytes, chains: Sequence[Sequence[bytes]], deadline: float) -> Holders:
+        """Who holds which blocks of the chains, each from its beginning. deadline: on the monotonic clock; an answer is
+        waited for a second at most."""
+        keys = [key for chain in chains for key in chain][:MAX_KEYS]
+        reason, answers = self._ask(fingerprint, keys, deadline)
+        held: list[dict[str, Sequence[bool]]] = []
+        start = 0
+        for chain in chains:
+            span = slice(start, start + len(chain))
+            beyond = [False] * (len(chain) - len(keys[span]))
+            held.append({address: [*flags[span], *beyond] for address, flags in answers.items()})
+            start += len(chain)
+        return Holders(held, reason)
+
+    def _ask(
+        self, fingerprint: bytes, chain: Sequence[bytes], deadline: float
+    ) -> tuple[str, dict[str, Sequence[bool]]]:
+        """The reason for what no member holds, and what each that answers does."""
         live = self._members.live(fingerprint)
         asked = [member for member in live if self._breakers.usable(member.address)][:MAX_ASKED]
         seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
         if not asked or seconds <= 0:
-            return Located((), "breaker_open" if live and not asked else self._nobody())
+            return "breaker_open" if live and not asked else self._nobody(), {}
         futures: dict[Future[list[bool]], Member] = {
             self._pool.submit(self._dialer.locate, member.address, fingerprint, chain, seconds): member
             for member in asked
@@ -99,11 +82,8 @@ class Locator:
                 silent += 1
                 self._breakers.silent(address)
                 log.debug("lookup at %s: %s", address, error)
-        segments = join_segments(held, len(chain))
-        complete = bool(segments) and segments[-1].end == len(chain)
         rest_reason = "breaker_open" if len(asked) < len(live) else "never_published"
-        reason = "" if complete else "directory_unreachable" if silent else rest_reason
-        return Located(segments, reason)
+        return "directory_unreachable" if silent else rest_reason, held
 
     def _nobody(self) -> str:
         """Why there is no member to ask: others hold blocks, but none that this engine could use."""
