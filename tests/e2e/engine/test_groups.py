@@ -67,10 +67,10 @@ def test_a_continuation_over_all_groups_equals_one_from_a_local_prefix_hit(
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """What a member holds of a prompt's blocks, and what becomes of it: boundary in blocks; whether the answer equals
-    the local one."""
+    """What a member holds of each window, beside all of the full attention, and the boundary, in blocks, that comes of
+    it; altered: one of the window's last blocks has other bytes."""
 
-    holds: tuple[range, range]  # of the full attention, of each window
+    windows: range
     boundary: int
     altered: bool = False
 
@@ -78,12 +78,12 @@ class Offer:
 @pytest.mark.parametrize(
     "offer",
     [
-        pytest.param(Offer((range(BLOCKS), range(BLOCKS)), BLOCKS), id="all"),
-        pytest.param(Offer((range(BLOCKS), range(BLOCKS)), BLOCKS, altered=True), id="a window's block altered"),
-        pytest.param(Offer((range(BLOCKS), range(2, BLOCKS)), BLOCKS), id="no more than the windows need"),
-        pytest.param(Offer((range(BLOCKS), range(BLOCKS - 1)), BLOCKS - 1), id="the windows' last blocks missing"),
-        pytest.param(Offer((range(BLOCKS), range(0)), 0), id="the windows missing"),
-        pytest.param(Offer((range(BLOCKS), range(3, BLOCKS)), 0), id="one block of the windows missing"),
+        pytest.param(Offer(range(1, BLOCKS), BLOCKS), id="all"),
+        pytest.param(Offer(range(1, BLOCKS), BLOCKS, altered=True), id="a window's block altered"),
+        pytest.param(Offer(range(2, BLOCKS), BLOCKS), id="no more than the windows need"),
+        pytest.param(Offer(range(1, BLOCKS - 1), BLOCKS - 1), id="the windows' last blocks missing"),
+        pytest.param(Offer(range(0), 0), id="the windows missing"),
+        pytest.param(Offer(range(3, BLOCKS), 0), id="one block of the windows missing"),
     ],
 )
 def test_what_a_boundary_needs_is_brought_and_where_a_window_is_missing_nothing(
@@ -93,11 +93,13 @@ def test_what_a_boundary_needs_is_brought_and_where_a_window_is_missing_nothing(
     tokens = prompt(8000 + sum(request.node.name.encode()), BLOCKS * BLOCK + TAIL)
     address, fingerprint = f"127.0.0.1:{a.peer_port}", bytes.fromhex(a.status()["format"])
     known = {block.key for block in hot_list(address, fingerprint)}
+    ask(a, tokens[: (BLOCKS - 1) * BLOCK + TAIL])
     ask(a, tokens)
     local = ask(a, tokens)
+    assert local.tokens == by_source(device=BLOCKS * BLOCK, computed=TAIL)
     full, windows = by_kind([block for block in hot_list(address, fingerprint) if block.key not in known])
-    assert [len(depths) for depths in windows] == [WINDOW_GROUPS] * BLOCKS
-    held = [full[i] for i in offer.holds[0]] + [key for i in offer.holds[1] for key in windows[i]]
+    assert [len(keys) for keys in windows[1:]] == [WINDOW_GROUPS] * (BLOCKS - 1)
+    held = full + [key for i in offer.windows for key in windows[i]]
     member = AlteringMember(address, fingerprint, held)
     seeds = hybrid.members.read_text()
     try:
