@@ -20,6 +20,7 @@ from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.flows.warmup import WarmupFlow
@@ -79,7 +80,21 @@ class Agent:
         )
         self._locator = Locator(self._members, self._dialer, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
-        self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)
+        self._probe = ProbeFlow(
+            config.engine.port,
+            self._members,
+            self._dialer,
+            self._account,
+            lambda: self._bare("probe_mismatch"),
+            (place.last_beat.engine, place.last_beat.probe),
+        )
+        self._lookup = LookupFlow(
+            self._locator,
+            self._fetcher,
+            self._account,
+            config.loading.deadlineSeconds,
+            self._probe.before_load,
+        )
         self._store = StoreFlow(self._account)
         self._warmup = WarmupFlow(
             config.prewarm,
@@ -91,11 +106,11 @@ class Agent:
             self._account,
         )
         self._warming = False
-        source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state)
+        source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state, self._probe)
         self._peers = PeerServer(place.bind, place.peer_port, source)
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         hooks = Hooks(self._attached, self._bare, self._other_format)
-        self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, hooks)
+        self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
         self._started_at = contract.now()
         self._stopping = asyncio.Event()
@@ -161,7 +176,7 @@ class Agent:
         with self._readiness_lock:
             readiness = self._readiness
             blocks = len(slab.arena) if slab is not None else 0
-            return Beat(readiness.ready, readiness.state, readiness.reason, blocks)
+            return Beat(readiness.ready, readiness.state, readiness.reason, blocks, *self._probe.verdict())
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0
@@ -179,6 +194,8 @@ class Agent:
             self._warmup.start(slab, self._warmed)
 
     def _warmed(self, reason: str) -> None:
+        if self._probe.withdrawn:
+            return  # the hot set is of no use to an engine that is refused
         self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
 
     def _bare(self, reason: str) -> None:
@@ -233,6 +250,7 @@ class Agent:
             unknown_config_fields=list(self._decoded.unknown_fields),
             started_at=self._started_at,
             events=events,
+            probe=self._probe.snapshot(),
         )
 
     def _peer(self, member: Member) -> contract.Peer:

@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Beat:
-    """ready: the pod may take traffic. state, reason: as in the status. blocks: held in the arena."""
+    """ready: the pod may take traffic. state, reason: as in the status. blocks: held in the arena. engine, probe: the
+    engine that was attached and what its probe has shown."""
 
     ready: bool
     state: str = ""
     reason: str = ""
     blocks: int = 0
+    engine: str = ""
+    probe: str = ""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -28,10 +31,7 @@ class Beat:
             found = {}
         if not isinstance(found, dict):
             found = {}
-        state, reason, blocks = found.get("state"), found.get("reason"), found.get("blocks")
-        return cls(
-            found.get("ready") is True,
-            state if isinstance(state, str) else "",
-            reason if isinstance(reason, str) else "",
-            blocks if isinstance(blocks, int) else 0,
-        )
+        blocks = found.get("blocks")
+        texts = (found.get(name) for name in ("state", "reason", "engine", "probe"))
+        state, reason, engine, probe = (text if isinstance(text, str) else "" for text in texts)
+        return cls(found.get("ready") is True, state, reason, blocks if isinstance(blocks, int) else 0, engine, probe)

@@ -161,8 +161,12 @@ class Supervisor:
             "--last-beat", self._last_beat,
         ]  # fmt: skip
         self._starts += 1
+        # by default the C library gives threads eight heaps for each core: hundreds of MiB on a large node
+        environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
         try:
-            self._worker = subprocess.Popen(command, pass_fds=(self._arena, writing), stdin=subprocess.DEVNULL)
+            self._worker = subprocess.Popen(
+                command, pass_fds=(self._arena, writing), stdin=subprocess.DEVNULL, env=environment
+            )
         finally:
             os.close(writing)
         try:

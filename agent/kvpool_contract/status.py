@@ -85,6 +85,17 @@ class Arena(msgspec.Struct, frozen=True):
     evicted_blocks: int = 0
 
 
+class Probe(msgspec.Struct, frozen=True):
+    """What the engine's probe has shown. `state`: pending, same or close (as computed by `member`), alone (no other
+    member has computed the prompt), not_run (`detail` says why), mismatch; empty before an engine has attached.
+    `blocks`: the block keys of the prompt."""
+
+    state: str = ""
+    detail: str = ""
+    member: str = ""
+    blocks: list[str] = []
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm) or Ready(degraded), with `reason` for the
     last; `attached` says whether an engine session is open; `misses` counts blocks by reason."""
@@ -111,6 +122,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     unknown_config_fields: list[str]
     started_at: float
     events: list[Event]
+    probe: Probe = Probe()
 
 
 class StatusError(ValueError):

@@ -8,68 +8,38 @@ what an agent reads of an engine: health and metrics.
 """
 
 import collections
-import hashlib
 import itertools
 import mmap
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from standin_http import serve_metrics
+from standin_http import serve_http
+from standin_model import (  # noqa: F401 - the suites have them from here
+    BLOCK_TOKENS,
+    FULL_ATTENTION,
+    HASH_BYTES,
+    HYBRID,
+    KEY_BYTES,
+    Served,
+    block_bytes,
+    engine_keys,
+    prompt,
+    window_blocks,
+)
 
-from kvpool_client.groups import FULL, GROUP_BYTES, WINDOW, Group, reference, to_header
+from kvpool_client.groups import FULL, WINDOW, Group, reference, to_header
 from kvpool_client.ledger import Result
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import STORE_SECONDS, HostPool, SchedulerSide
 
-BLOCK_TOKENS = 4
-HASH_BYTES = 32
-KEY_BYTES = HASH_BYTES + GROUP_BYTES
-FULL_ATTENTION = (Group(0, FULL, 0, BLOCK_TOKENS),)
-# as Gemma's: two groups of window layers and one of full attention. The window takes two blocks and a bit of a third
-HYBRID = (
-    Group(0, WINDOW, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS),
-    Group(1, FULL, 0, BLOCK_TOKENS),
-    Group(2, WINDOW, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS),
-)
 STEP_SECONDS = 0.002
 SERVE_SECONDS = 60.0
-
-
-def engine_keys(tokens: Sequence[int], group: Group = FULL_ATTENTION[0]) -> list[bytes]:
-    """Keys of a prompt's whole blocks in a group: a hash chained over the prefix, and the group."""
-    keys, digest = [], b""
-    size = group.block_tokens
-    for i in range(0, len(tokens) - size + 1, size):
-        digest = hashlib.sha256(digest + repr(list(tokens[i : i + size])).encode()).digest()
-        keys.append(digest + group.number.to_bytes(4, "big"))
-    return keys
-
-
-def block_bytes(key: bytes, size: int) -> bytes:
-    """What computing a block yields: the same everywhere, another for every key."""
-    return (key * (size // len(key) + 1))[:size]
-
-
-def prompt(name: str, blocks: int) -> list[int]:
-    """`blocks` whole blocks and one token more; two names share no block."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-    return [seed + i for i in range(blocks * BLOCK_TOKENS + 1)]
-
-
-@dataclass
-class Served:
-    """Blocks of one request's prompt: computed here, found in the host pool, loaded from the pool; `equal`: all bytes
-    loaded are those that computing would have given; `rows`: blocks of all groups that were loaded for it."""
-
-    computed: int = 0
-    host: int = 0
-    pool: int = 0
-    equal: bool = True
-    rows: int | None = None  # where the model has several groups
 
 
 @dataclass(eq=False)
@@ -80,6 +50,7 @@ class _Request:
     tokens: int
     groups: Sequence[Group]
     keys: list[list[bytes]]
+    kv_transfer_params: dict[str, Any] | None = None
     offer_all: bool = False
     boundary: int = 0
     served: Served = field(default_factory=Served)
@@ -108,11 +79,6 @@ def _never(step: int) -> bool:
     return False
 
 
-def _window_blocks(group: Group) -> int:
-    """Blocks that a window reaches into when it ends with one."""
-    return -(-group.window // group.block_tokens)
-
-
 class StandInEngine:
     """`serve` may be called by one thread at a time, as a scheduler runs on one."""
 
@@ -126,12 +92,18 @@ class StandInEngine:
         model: str = "m",
         groups: Sequence[Group] = FULL_ATTENTION,
         store_seconds: float = STORE_SECONDS,
+        probe: bool = False,
+        layout: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
+        differ from those of other engines of the same format."""
         self.groups = groups
+        self._probe, self._layout, self._serving = probe, layout, threading.RLock()
         self.row_bytes, self.rows = row_bytes, rows
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
-        self._memory = memoryview(mmap.mmap(self._file, rows * row_bytes))
+        self._map = mmap.mmap(self._file, rows * row_bytes)
+        self._memory = memoryview(self._map)
         self._descriptor = reopen_read_only(self._file)
         self.attach_header = {
             "format": {"engine": "standin", "model": model, "row_bytes": row_bytes, "block_tokens": BLOCK_TOKENS},
@@ -139,6 +111,7 @@ class StandInEngine:
             "rows": rows,
             "hash_bytes": HASH_BYTES,
             "groups": to_header(groups),
+            "engine": secrets.token_hex(8),
         }
         pool = HostPool(rows, row_bytes, address_of(self._memory), self._descriptor)
         self.side = SchedulerSide(path, self.attach_header, pool, groups, store_seconds=store_seconds)
@@ -154,7 +127,12 @@ class StandInEngine:
         self._jobs = self._requests = 0
         self._results: dict[int, Result] = {}
         self.tokens: collections.Counter[str] = collections.Counter()
-        self._http = serve_metrics(port, self.metrics)
+        self._http = serve_http(port, self.metrics, self.complete)
+
+    @property
+    def requests(self) -> int:
+        """How many it has had."""
+        return self._requests
 
     @property
     def port(self) -> int:
@@ -169,6 +147,8 @@ class StandInEngine:
         self.side.shutdown()
         self._http.shutdown()
         self._http.server_close()
+        self._memory.release()
+        self._map.close()
         os.close(self._file)
         os.close(self._descriptor)
 
@@ -199,7 +179,22 @@ class StandInEngine:
     def serve_together(self, prompts: Sequence[Sequence[int]], preempt: Preempt = _never) -> list[Served]:
         """Takes all requests in before the first step; ends when all are answered and stored. `preempt(step)` is asked
         after each step whether the first of those that wait shall be preempted."""
-        requests = [self._begin(tokens) for tokens in prompts]
+        return self._serve([(tokens, "", None) for tokens in prompts], preempt)
+
+    def complete(self, body: dict[str, Any]) -> bool:
+        """A completion that came over HTTP, from another thread; whether there is such an endpoint."""
+        if not self._probe:
+            return False
+        self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
+        return True
+
+    def _serve(
+        self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = _never
+    ) -> list[Served]:
+        with self._serving:
+            return self._serve_now([self._begin(*one) for one in asked], preempt)
+
+    def _serve_now(self, requests: Sequence[_Request], preempt: Preempt) -> list[Served]:
         waiting = list(requests)
         until = time.monotonic() + SERVE_SECONDS
         for step in itertools.count():
@@ -211,15 +206,17 @@ class StandInEngine:
             self.side.end_step((), preempted)
             if not waiting:
                 break
+        for key in [key for request in requests for keys in request.keys for key in keys if key in self._held]:
+            self._held.move_to_end(key)  # what these requests have here makes no room for them
         for request in requests:
             self._compute_and_store(request)
             self._finish(request)
         return [request.served for request in requests]
 
-    def _begin(self, tokens: Sequence[int]) -> _Request:
+    def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> _Request:
         self._requests += 1
-        keys = [engine_keys(tokens, group) for group in self.groups]
-        request = _Request(f"r{self._requests}", len(tokens), self.groups, keys)
+        keys = [engine_keys(tokens, group, salt) for group in self.groups]
+        request = _Request(f"r{self._requests}", len(tokens), self.groups, keys, parameters)
         request.offer_all = self.side.new_request(request)
         return request
 
@@ -287,7 +284,7 @@ class StandInEngine:
         return None if deferred else found
 
     def _window(self, request: _Request, group: Group, keys: Sequence[bytes]) -> int | None:
-        wanted = _window_blocks(group)
+        wanted = window_blocks(group)
         deferred, run, pending = False, 0, False
         for index in range(len(keys) - 1, -1, -1):
             answer = self._lookup(request, keys[index])
@@ -321,7 +318,7 @@ class StandInEngine:
                 continue
             self._held[key] = row
             self._from_pool.setdefault(key, job.req_context)
-            job.req_context.served.equal &= self._row(row) == block_bytes(key, self.row_bytes)
+            job.req_context.served.equal &= self._row(row) == self._computed(key)
 
     def _compute_and_store(self, request: _Request) -> None:
         served, place = request.served, reference(self.groups)
@@ -331,7 +328,7 @@ class StandInEngine:
         needed = [
             key
             for group, keys in zip(self.groups, request.keys, strict=True)
-            for key in keys[: -(-request.boundary // group.block_tokens)][-_window_blocks(group) :]
+            for key in keys[: -(-request.boundary // group.block_tokens)][-window_blocks(group) :]
         ]
         loaded = [key for key in needed if self._from_pool.get(key) is request]
         first = min((request.keys[place].index(k) for k in loaded if k in request.keys[place]), default=found)
@@ -347,7 +344,7 @@ class StandInEngine:
         ]
         if rows := self._take_rows(len(computed)):
             for key, row in zip(computed, rows, strict=True):
-                self._row(row)[:] = block_bytes(key, self.row_bytes)
+                self._row(row)[:] = self._computed(key)
                 self._held[key] = row
         else:
             computed = []
@@ -359,6 +356,8 @@ class StandInEngine:
 
     def _finish(self, request: _Request) -> None:
         served = request.served
+        held = [(key, self._held[key]) for keys in request.keys for key in keys if key in self._held]
+        served.equal &= all(self._row(row) == block_bytes(key, self.row_bytes) for key, row in held)
         for word, blocks in (("local_compute", served.computed), ("host", served.host), ("p2p", served.pool)):
             self.tokens[word] += blocks * BLOCK_TOKENS
         self.side.end_step([request.req_id], ())
@@ -381,6 +380,9 @@ class StandInEngine:
         while len(self._free) < count:
             self._free.append(self._held.popitem(last=False)[1])
         return [self._free.pop() for _ in range(count)]
+
+    def _computed(self, key: bytes) -> bytes:
+        return self._layout(block_bytes(key, self.row_bytes))
 
     def _row(self, row: int) -> memoryview:
         return self._memory[row * self.row_bytes : (row + 1) * self.row_bytes]

@@ -1,27 +1,40 @@
 """Answering other members: what this agent holds, what is hot here, and the blocks themselves."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvpool_agent.account import Account
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.store.slab import Slabs
+from kvpool_agent.store.arena import Held
+from kvpool_agent.store.slab import Slab, Slabs
+from kvpool_agent.store.tag import tag_of
+
+log = logging.getLogger("kvpool.answer")
 
 LEASE_SECONDS = 30.0
 
 
 class OwnBlocks:
-    """This member as a source (peer.serve.Source). state: gives the agent's state."""
+    """This member as a source (peer.serve.Source). state: gives the agent's state. One whose engine has failed its
+    probe holds nothing for others."""
 
-    def __init__(self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str]) -> None:
+    def __init__(
+        self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str], probe: ProbeFlow
+    ) -> None:
         self.pool = identity.pool
         self._identity = identity
         self._slabs = slabs
         self._account = account
         self._state = state
+        self._probe = probe
+
+    def _slab(self, fingerprint: bytes) -> Slab | None:
+        return None if self._probe.withdrawn else self._slabs.of(fingerprint)
 
     def welcome(self, version: int) -> frames.Welcome:
         slab = self._slabs.current
@@ -31,11 +44,11 @@ class OwnBlocks:
             self._identity.incarnation,
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
-            len(slab.arena) if slab is not None else 0,
+            len(slab.arena) if slab is not None and not self._probe.withdrawn else 0,
         )
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         return slab.arena.held(keys) if slab is not None else [False] * len(keys)
 
     def description(self) -> bytes:
@@ -43,7 +56,7 @@ class OwnBlocks:
         return frames.pack_fields(slab.fields if slab is not None else None)
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         if slab is None:
             return []
         with slab.heat_lock:
@@ -53,9 +66,12 @@ class OwnBlocks:
     def blocks(
         self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         if slab is None:
             yield iter(())
+            return
+        if purpose == "probe":
+            yield iter(self._probe.rows(slab, keys))
             return
         lease, held = slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
 
@@ -63,7 +79,7 @@ class OwnBlocks:
             for index, block in enumerate(held):
                 if not slab.arena.renew(lease, time.monotonic(), LEASE_SECONDS):
                     return
-                if block is not None:
+                if block is not None and self._right(slab, block):
                     yield index, block.tag, slab.view(block.slot)
                     self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
 
@@ -71,3 +87,13 @@ class OwnBlocks:
             yield each()
         finally:
             slab.arena.release(lease)
+
+    def _right(self, slab: Slab, block: Held) -> bool:
+        """Whether the bytes are what was stored. One that changed would be refused by every member that asks, and
+        count as this member's fault: it is dropped here instead, and the asker sees a gap."""
+        if tag_of(block.key, slab.view(block.slot)) == block.tag:
+            return True
+        self._account.count("tag_failures")
+        log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
+        slab.arena.drop(block.key)
+        return False

@@ -62,10 +62,19 @@ class Request:
 class LookupFlow:
     """Plans requests on threads of its own; above `MAX_PLANS` at a time a lookup is answered with a miss."""
 
-    def __init__(self, locator: Locator, fetcher: Fetcher, account: Account, load_seconds: float) -> None:
+    def __init__(
+        self,
+        locator: Locator,
+        fetcher: Fetcher,
+        account: Account,
+        load_seconds: float,
+        obstacle: Callable[[float], str] = lambda _deadline: "",
+    ) -> None:
+        """obstacle: given the deadline, why the engine may load nothing; empty when it may."""
         self._locator = locator
         self._fetcher = fetcher
         self._account = account
+        self._obstacle = obstacle
         self.load_seconds = load_seconds
         self._places = threading.BoundedSemaphore(MAX_PLANS)
         self._pool = ThreadPoolExecutor(THREADS, "kvpool-plan")
@@ -98,6 +107,10 @@ class LookupFlow:
         """For each group the blocks that lie ready in the arena and that the engine lacks for the longest boundary, and
         the lease that keeps them there; counts the misses of the rest."""
         self._account.count("plans")
+        obstacle = self._obstacle(deadline)
+        if obstacle:
+            self._account.miss(obstacle, request.beyond(0))
+            return [[] for _ in request.blocks], NO_LEASE
         here = _held(slab, request)
         end = min(blocks.tokens for blocks in request.blocks)
         possible = reach = longest(request.blocks, here)

@@ -27,7 +27,7 @@ PROGRESS_SECONDS = 10.0
 BUSY_RETRY_SECONDS = 0.2
 ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 MAX_HOT = 65_536
-PURPOSES = ("demand", "prewarm")
+PURPOSES = ("demand", "prewarm", "probe")
 
 
 class Source(Protocol):

@@ -62,7 +62,7 @@ class Readiness:
             self.attached_at = now
         if self.state == STARTING:
             self.state = WARMING
-        elif self.reason == "not_attached":
+        elif self.reason in ("not_attached", "probe_mismatch"):  # of the engine before this one
             self.reason, self._resumed = "nothing_to_warm", False
 
     def bare(self, reason: str, now: float) -> None:

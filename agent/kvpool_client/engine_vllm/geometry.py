@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, KINDS_FIELD
+from kvpool_client.engine_vllm.epoch import engine_of
 from kvpool_client.groups import Group, to_header
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.scheduler_side import HostPool
@@ -41,10 +42,22 @@ def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
     """The attach verb's fields: format, geometry, and what the agent decides by."""
     return {
         "format": format_fields(spec, pool.row_bytes),
+        # which start of an engine this is; its data-parallel ranks are one
+        "engine": engine_of(str(spec.config.engine_id)),
         "row_bytes": pool.row_bytes,
         "rows": pool.rows,
         "hash_bytes": HASH_BYTES,
         "groups": to_header(groups_of(spec)),
+    }
+
+
+def with_epoch(header: dict[str, Any], epoch: str) -> dict[str, Any]:
+    """The attach verb's fields after an update of the weights. To the agent it is another engine, which has to show
+    anew what it computes."""
+    return {
+        **header,
+        "format": {**header["format"], "weights_epoch": epoch},
+        "engine": f"{header['engine']} {epoch}",
     }
 
 

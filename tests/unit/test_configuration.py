@@ -1,0 +1,105 @@
+"""What of the engine's options is in the format, and what keeps an engine from joining. Its configuration is faked."""
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpool_client.engine_vllm import configuration
+from kvpool_client.settings import Settings
+
+
+def folder(path: Path, content: bytes = b"weights") -> str:
+    path.mkdir(exist_ok=True)
+    (path / "model.safetensors").write_bytes(content)
+    return str(path)
+
+
+def config(model: str, load_format: str = "auto", speculative: Any = None) -> Any:
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(model=model, revision=None),
+        load_config=types.SimpleNamespace(load_format=load_format, download_dir=None),
+        speculative_config=speculative,
+    )
+
+
+def test_weights_that_the_engine_makes_up_are_not_those_of_the_files(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+    read, made_up = (configuration.identity_of_weights(config(model, load)) for load in ("auto", "dummy"))
+    assert len(read) == 32
+    assert made_up == f"dummy {read}"
+    (tmp_path / "empty").mkdir()
+    assert configuration.identity_of_weights(config(str(tmp_path / "empty"), "dummy")) == ""
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_drafts_that_are_looked_up_have_no_kv_and_are_no_part_of_the_format(tmp_path: Path, method: str) -> None:
+    model = folder(tmp_path / "m")
+    drafting = types.SimpleNamespace(method=method, model=method)
+    assert configuration.draft_of(config(model, speculative=drafting)) == configuration.draft_of(config(model)) == ""
+
+
+def test_a_draft_model_is_part_of_the_format_by_its_weights(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+
+    def drafting(content: bytes) -> str:
+        draft = types.SimpleNamespace(model=folder(tmp_path / "d", content), revision=None)
+        return configuration.draft_of(
+            config(model, speculative=types.SimpleNamespace(method="eagle3", draft_model_config=draft))
+        )
+
+    one, other = drafting(b"one"), drafting(b"other")
+    assert one.startswith(f"eagle3 {tmp_path / 'd'} ")
+    assert one != other
+    assert drafting(b"one") == one
+
+
+def engine(**changes: Any) -> Any:
+    """A configuration that joins, but for the changes: `model.attn_type` for example."""
+    made = types.SimpleNamespace(
+        model=types.SimpleNamespace(
+            attn_type="decoder",
+            is_encoder_decoder=False,
+            dtype=types.SimpleNamespace(itemsize=2),
+            get_total_num_kv_heads=lambda: 2,
+            get_total_num_hidden_layers=lambda: 2,
+            get_head_size=lambda: 8,
+        ),
+        parallel=types.SimpleNamespace(
+            nnodes=1, distributed_executor_backend="mp", data_parallel_size_local=1, tensor_parallel_size=1
+        ),
+        cache=types.SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256", block_size=32),
+        lora_config=None,
+        weight_transfer_config=None,
+    )
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        target = made
+        for parent in parents:
+            target = getattr(target, parent)
+        setattr(target, name, value)
+    for part in ("model", "parallel", "cache"):
+        setattr(made, f"{part}_config", getattr(made, part))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"lora_config": object()}, None),
+        ({"weight_transfer_config": object()}, None),
+        ({"cache__enable_prefix_caching": False}, "prefix_caching_off"),
+        ({"cache__prefix_caching_hash_algo": "xxhash"}, "hash_unsupported"),
+        ({"model__attn_type": "encoder_only"}, "model_unsupported"),
+        ({"model__is_encoder_decoder": True}, "model_unsupported"),
+        ({"parallel__nnodes": 2}, "multi_host"),
+        ({"parallel__distributed_executor_backend": "ray"}, "multi_host"),
+        ({"parallel__data_parallel_size_local": 1 << 40}, "no_shm_room"),
+    ],
+    ids=str,
+)
+def test_what_keeps_an_engine_from_joining(change: dict[str, Any], reason: str | None) -> None:
+    obstacle = configuration._unsupported(Settings("/run/s", 1 << 22), engine(**change))
+    assert (obstacle[0] if obstacle else None) == reason
