@@ -1,5 +1,6 @@
 """Kinds of KV-cache groups, as our connector reads them off the engine's. The engine's classes are stand-ins here."""
 
+import enum
 import importlib
 import sys
 import types
@@ -48,16 +49,26 @@ class Scheduler:
             kv_group_configs=[types.SimpleNamespace(sliding_window_size_in_chunks=window) for window in windows],
         )
         self._req_status: dict[str, Any] = {}
+        self.manager = types.SimpleNamespace(primary_tier=self)
+        self.in_host_pool: set[str] = set()
+
+    def lookup(self, key: str, context: Any) -> Any:
+        return LookupResult.HIT if key in self.in_host_pool else LookupResult.MISS
 
     def request(self, name: str, *, stored: int, blocks: list[int]) -> Any:
-        states = [types.SimpleNamespace(next_stored_chunk_idx=stored, block_ids=list(blocks)) for _ in range(2)]
-        self._req_status[name] = types.SimpleNamespace(group_states=states)
+        keys = [f"{name} {i}" for i in range(len(blocks) // 2)]
+        states = [
+            types.SimpleNamespace(next_stored_chunk_idx=stored, block_ids=list(blocks), offload_keys=keys)
+            for _ in range(2)
+        ]
+        self._req_status[name] = types.SimpleNamespace(group_states=states, req_context=None)
         return states
 
     def _build_store_jobs(self, scheduled: Any) -> Any:
         return {"built": scheduled}
 
 
+LookupResult = enum.Enum("LookupResult", "MISS HIT HIT_PENDING RETRY")
 ROLE = types.SimpleNamespace(SCHEDULER="scheduler", WORKER="worker")
 
 
@@ -70,6 +81,7 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "vllm.v1.kv_cache_interface": {
             "FullAttentionSpec": FullAttentionSpec, "MambaSpec": MambaSpec, "SlidingWindowSpec": SlidingWindowSpec
         },
+        "vllm.v1.kv_offload.base": {"LookupResult": LookupResult},
     }  # fmt: skip
     for name, content in modules.items():
         module = types.ModuleType(name)
@@ -128,12 +140,15 @@ def test_a_block_of_which_the_device_holds_a_part_is_passed_over(connector: Any)
     window, full = scheduler.request("r", stored=0, blocks=[0, 0, 0, 5, 6, 7, 8])
     _, other = scheduler.request("waits", stored=0, blocks=[0, 5])
     done = scheduler.request("done", stored=1, blocks=[0, 5, 0, 6])[0]
-    scheduled = step("r", "unknown", finished=("done",))
+    known = scheduler.request("known", stored=0, blocks=[0, 5])[0]
+    scheduler.in_host_pool = {"known 0"}
+    scheduled = step("r", "unknown", "known", finished=("done",))
     assert scheduler._build_store_jobs(scheduled) == {"built": scheduled}
     assert window.block_ids == [0, 0, 0, 0, 6, 7, 8]  # the last one is not whole yet
     assert full.block_ids == [0, 0, 0, 5, 6, 7, 8]
     assert other.block_ids == [0, 5]
     assert done.block_ids == [0, 5, 0, 0]  # what was stored already stays as it is
+    assert known.block_ids == [0, 5]
 
 
 def test_where_that_cannot_be_told_nothing_is_stored(connector: Any, monkeypatch: pytest.MonkeyPatch) -> None:

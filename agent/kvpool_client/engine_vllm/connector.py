@@ -16,6 +16,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_offload.base import LookupResult
 
 from kvpool_client.engine_vllm.configuration import KINDS_FIELD
 from kvpool_client.groups import FULL, STATE, WINDOW
@@ -71,7 +72,8 @@ def store_whole_blocks_alone(scheduler: Any) -> None:
 
 
 def pass_over_parts(scheduler: Any, request: str) -> None:
-    """Takes the last of its device blocks from each block of ours that has gaps: the engine stores none without it."""
+    """Takes the last of its device blocks from each block of ours that has gaps: the engine stores none without it.
+    One that the host pool has is whole there, and is not copied again."""
     status = scheduler._req_status.get(request)
     if status is None:
         return
@@ -79,6 +81,11 @@ def pass_over_parts(scheduler: Any, request: str) -> None:
     for group, state in zip(scheduler.config.kv_group_configs, status.group_states, strict=True):
         if group.sliding_window_size_in_chunks is None:
             continue
-        for start in range(state.next_stored_chunk_idx * size, len(state.block_ids) - size + 1, size):
-            if NOT_ON_DEVICE in state.block_ids[start : start + size]:
-                state.block_ids[start + size - 1] = NOT_ON_DEVICE
+        whole = min(len(state.block_ids) // size, len(state.offload_keys))
+        for index in range(state.next_stored_chunk_idx, whole):
+            blocks = state.block_ids[index * size : (index + 1) * size]
+            if NOT_ON_DEVICE not in blocks or blocks[-1] == NOT_ON_DEVICE:
+                continue
+            found = scheduler.manager.primary_tier.lookup(state.offload_keys[index], status.req_context)
+            if found is LookupResult.MISS:
+                state.block_ids[(index + 1) * size - 1] = NOT_ON_DEVICE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from engine.altering_member import AlteringMember, hot_list
 from engine.measured import BLOCK, Outcome, ask, by_source, moved, prompt, sees_only, settle
-from replica import Pool, Tools
+from replica import Pool, Tools, wait_for
 
 from kvpool_agent.policy.heat import HotBlock
 
@@ -38,6 +38,8 @@ def hybrid(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         for replica in replicas:
             replica.wait_engine()
             replica.wait_ready()
+            # the agent's own request is over, and in nobody's counts
+            wait_for("the probe", lambda one=replica: one.status()["probe"]["state"] not in ("", "pending"), 60)
         yield made
     finally:
         made.stop()
