@@ -116,16 +116,19 @@ def legal(groups: list[Blocks], held: list[list[bool]], boundary: int, room: int
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[Blocks], list[list[bool]], int]:
-    tokens = draw(st.integers(4, 40))
+    tokens = draw(st.integers(8, 40))
     groups, held = [], []
     for number in range(draw(st.integers(1, 3))):
         size = draw(st.sampled_from([2, 3, 4, 8]))
         span = draw(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 9, 17, 50]))
         count = tokens // size
-        flags = st.lists(st.integers(0, 3).map(bool), min_size=count, max_size=count)
-        groups.append(Blocks(Group(number, WINDOW if span else FULL, span, size), draw(flags)))
-        held.append(draw(flags))
-    return groups, held, draw(st.sampled_from([0, 1, 3, 7, NO_LIMIT]))
+        gaps = st.sets(st.integers(0, max(0, count - 1)), max_size=3)
+        holds, lost = draw(gaps), draw(gaps)  # few, so that long boundaries are legal
+        groups.append(
+            Blocks(Group(number, WINDOW if span else FULL, span, size), [i not in holds for i in range(count)])
+        )
+        held.append([i not in lost for i in range(count)])
+    return groups, held, draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 0, 3, 7]))
 
 
 @given(cases())
