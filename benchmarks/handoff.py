@@ -36,12 +36,13 @@ import rounds  # noqa: E402
 from replica import Pool, Tools, wait_for  # noqa: E402
 
 from kvpool_client import loader, wire  # noqa: E402
+from kvpool_client.groups import FULL, Group, to_header  # noqa: E402
 from kvpool_client.memory import ReadOnlyMapping, address_of, copy, reopen_read_only  # noqa: E402
 from kvpool_client.plans import Answer  # noqa: E402
 from kvpool_client.scheduler_side import HostPool, SchedulerSide  # noqa: E402
 
 MIB = 2**20
-HASH_BYTES, KEY_BYTES = 32, 36
+HASH_BYTES = 32
 STEP_SECONDS = 0.001  # what vLLM's core sleeps in a step without work
 
 
@@ -98,9 +99,11 @@ class Client:
             self.memory[i * size : (i + 1) * size] = os.urandom(4096) * (size // 4096)
         self.expected = bytes(self.memory[: blocks * size])
         self.memory[blocks * size :] = bytes((rows - blocks) * size)  # pages are there before they are timed
-        header = {"format": {"size": size}, "row_bytes": size, "rows": rows, "hash_bytes": HASH_BYTES, "groups": 1}
+        header = {"format": {"size": size}, "row_bytes": size, "rows": rows, "hash_bytes": HASH_BYTES}
+        groups = [Group(0, FULL, 0, 256)]
+        header["groups"] = to_header(groups)
         pool = HostPool(rows, size, address_of(self.memory), reopen_read_only(file))
-        self.side = SchedulerSide(path, header, pool, KEY_BYTES, shares=True, store_seconds=60)
+        self.side = SchedulerSide(path, header, pool, groups, store_seconds=60)
         self.heard = 0.0
         hear = self.side.on_event
 

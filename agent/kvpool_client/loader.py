@@ -26,12 +26,11 @@ CALL_SECONDS = 2.0
 class Loader:
     """Owns the thread. Rows: `row_bytes` each, from `address` on."""
 
-    def __init__(self, session: Session, ledger: Ledger, address: int, row_bytes: int, key_bytes: int) -> None:
+    def __init__(self, session: Session, ledger: Ledger, address: int, row_bytes: int) -> None:
         self._session = session
         self._ledger = ledger
         self._address = address
         self._row_bytes = row_bytes
-        self._key_bytes = key_bytes
         self._jobs: queue.SimpleQueue[tuple[int, Sequence[tuple[bytes, int]], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvpool-load", daemon=True)
 

@@ -1,15 +1,22 @@
 """One plan per request: what the tier answers the engine's scheduler, block by block.
 
-The engine asks block by block and asks again every step. The whole chain goes to the agent once, at the end of the
-step in which a request is first asked for; until its plan is there the answer is RETRY for the first block asked in
-a step and MISS for the rest, which ends the engine's scan at once (a RETRY for each of 62 blocks cost 99,000 calls
-in half a second, facts of a real run). A (request, block) is answered HIT once: asked again, its promotion has
-failed, and only MISS keeps the request from looping. All of this runs on the scheduler thread alone.
+The engine asks block by block, group by group, and asks again every step. The chains of all groups go to the agent
+once, at the end of the step in which a request is first asked for. Until its plan is there the answer is, in each step,
+RETRY for the first block asked of each group and MISS for the rest of that group: a group that is answered MISS alone
+ends the whole lookup, and a RETRY for each of 62 blocks cost 99,000 calls in half a second (facts of real runs). The
+engine may begin a group anew within a step, so the block that was answered RETRY is answered so again.
+
+A group with full attention is asked from the first block that the engine lacks to the first miss. A window group is
+asked from its end, and while it is answered MISS the engine goes on to the beginning: so what it asks in the first
+step is what it lacks. A (request, block) is answered HIT once: asked again, its promotion has failed, and only MISS
+keeps the request from looping. All of this runs on the scheduler thread alone.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from kvpool_client.groups import FULL, Group, number_of, reference
 
 
 class Answer(enum.Enum):
@@ -18,163 +25,267 @@ class Answer(enum.Enum):
     RETRY = "retry"
 
 
-@dataclass
+# a request's keys by group, in the groups' order, each in the order of the prompt
+Chains = Callable[[], Sequence[Sequence[bytes]]]
+
+
+@dataclass(eq=False)
 class Plan:
-    """The state of one request. `chain`: keys in order; `start`: index of the first block the engine asked for,
-    since it holds those before; `hits`: what the agent says lies ready; None until it has answered."""
+    """The state of one plan. `keys`: of all groups, group after group; `lacks`: indexes into them of the blocks that
+    the engine lacks; `begins`: the first of them, in blocks of the reference group; `hits`: what the agent says lies
+    ready; None until it has answered."""
 
     request: str
     number: int
-    chain: Sequence[bytes]
-    start: int
+    keys: Sequence[bytes]
     deadline: float
+    first: bool
+    sent: bool = False
+    begins: int = -1
+    lacks: set[int] = field(default_factory=set)
     hits: frozenset[bytes] | None = None
-    answered: set[bytes] = field(default_factory=set)
-    retried_in: int = -1
+    taken_up: bool = False
+    given: set[bytes] = field(default_factory=set)  # answered HIT
+    lost_at: int | None = None  # the first block of the prompt that was given and is lacked again
+    retried: dict[int, bytes] = field(default_factory=dict)  # by group's number, in this step
+
+    def runs(self) -> list[list[int]]:
+        """`lacks` as runs, each from its first index to the one after its last."""
+        runs: list[list[int]] = []
+        for i in sorted(self.lacks):
+            if runs and runs[-1][1] == i:
+                runs[-1][1] = i + 1
+            else:
+                runs.append([i, i + 1])
+        return runs
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished request, for the agent's account: blocks of its prompt, index of the first block asked for (-1:
-    none, the engine held them all), blocks that were loaded, blocks that lay ready and found no room."""
+    """A finished request, for the agent's account, in blocks of the reference group: blocks of its prompt, index of
+    the first block that the engine lacked (-1: none, it was never asked), blocks that were loaded, blocks that lay
+    ready and found no room, blocks that were promised and then failed to load or were evicted before their use."""
 
     request: str
     prompt_blocks: int
     asked: int
     loaded_blocks: int
     blocks_without_room: int
+    lost_blocks: int
+
+
+@dataclass
+class _Request:
+    chains: Chains
+    plan: Plan | None = None
+    places: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)  # key: group's place, block, flat index
+    keys: list[bytes] = field(default_factory=list)
+    prompt_blocks: int | None = None
+    asked: int = -1
+    loaded_blocks: int = 0
+    blocks_without_room: int = 0
+    lost_blocks: int = 0
 
 
 class Plans:
     """Plans of the requests that the engine has now."""
 
-    def __init__(self, load_deadline: float) -> None:
+    def __init__(self, groups: Sequence[Group], load_deadline: float) -> None:
         """load_deadline: seconds from a request's first lookup to MISS."""
         self.load_deadline = load_deadline
-        self._requests: dict[str, Plan | None] = {}
-        self._chains: dict[str, Callable[[], Sequence[bytes]]] = {}
-        self._prompt_blocks: dict[str, int] = {}
-        self._loaded_blocks: dict[str, int] = {}
-        self._without_room: dict[str, int] = {}
-        self._first_asked: dict[str, int] = {}
+        self._groups = groups
+        self._reference = reference(groups)
+        # a full-attention chain that is cut anywhere is worth its beginning; with a window a boundary is all or nothing
+        self._divisible = len(groups) == 1 and groups[0].kind == FULL
+        self._requests: dict[str, _Request] = {}
         self._by_number: dict[int, Plan] = {}
         self._unsent: list[Plan] = []
         self._number = 0
-        self._step = 0
+        self._stepped: list[Plan] = []  # those with a RETRY in this step
         self._agent_silent = False
         self.hits_this_step = 0
 
-    def begin(self, request: str, chain: Callable[[], Sequence[bytes]]) -> None:
-        """A request that the engine has taken in; `chain` gives its keys in order, as far as they are known."""
-        self._requests[request] = None
-        self._chains[request] = chain
+    def begin(self, request: str, chains: Chains) -> None:
+        """A request that the engine has taken in; `chains` gives its keys, as far as they are known."""
+        self._requests[request] = _Request(chains)
 
     def scheduled(self, request: str) -> None:
         """The engine starts to compute a request: its keys are those of its prompt now, none decoded yet."""
-        if request in self._requests:
-            self._prompt_blocks.setdefault(request, len(self._chains[request]()))
+        entry = self._requests.get(request)
+        if entry is not None and entry.prompt_blocks is None:
+            entry.prompt_blocks = len(entry.chains()[self._reference])
 
     def decline(self, request: str, key: bytes) -> Answer:
         """A block that is asked for while there is nobody to ask: a miss, and the account knows that it was one."""
-        if request in self._requests and request not in self._first_asked:
-            chain = self._chains[request]()
-            self._first_asked[request] = chain.index(key) if key in chain else 0
-            self._prompt_blocks.setdefault(request, len(chain))
+        entry = self._requests.get(request)
+        if entry is not None and entry.plan is None:
+            if not entry.places:
+                self._know_keys(entry)
+            if key in entry.places:
+                self._lacking(entry, key)
         return Answer.MISS
 
-    def lookup(self, request: str, key: bytes, now: float, room: bool) -> Answer:
-        """The answer for one block. room: whether the host pool may take another promotion."""
-        plan = self._requests.get(request)
-        if plan is None:
-            if request not in self._requests:
-                return Answer.MISS
-            plan = self._open(request, key, self._chains[request](), now)
-            if plan is None:
-                return Answer.MISS
+    def lookup(self, request: str, key: bytes, now: float, room: int) -> Answer:
+        """The answer for one block. room: rows of the host pool that promotions may still take."""
+        entry = self._requests.get(request)
+        if entry is None:
+            return Answer.MISS
+        if entry.plan is None:
+            self._open(entry, request, now)
+        plan = entry.plan
+        if plan is None or key not in entry.places:
+            return Answer.MISS
         if plan.hits is None:
-            if now >= plan.deadline:
-                # an agent that lets a deadline pass without a word costs one request that wait, not every one
-                self._agent_silent = True
-            if self._agent_silent:
-                plan.hits = frozenset()
-                return Answer.MISS
-            if plan.retried_in == self._step:
-                return Answer.MISS
-            plan.retried_in = self._step
-            return Answer.RETRY
-        if key not in plan.hits or key in plan.answered:
+            return self._wait(entry, plan, key, now)
+        if not plan.taken_up:
+            plan.taken_up = True
+            if not self._divisible and len(plan.hits) > room:
+                self._without_room(entry, plan)
+        if key in plan.given:
+            # its load has failed, or its row was given away before its use: it is computed, and what comes after it
+            block = entry.places[key][1]
+            plan.lost_at = block if plan.lost_at is None else min(plan.lost_at, block)
             return Answer.MISS
-        plan.answered.add(key)
-        if not room:
-            self._without_room[request] = self._without_room.get(request, 0) + 1
+        if key not in plan.hits:
             return Answer.MISS
+        if self._divisible and room <= 0:
+            self._without_room(entry, plan)
+            return Answer.MISS
+        plan.given.add(key)
         self.hits_this_step += 1
         return Answer.HIT
 
-    def _open(self, request: str, key: bytes, chain: Sequence[bytes], now: float) -> Plan | None:
-        try:
-            start = chain.index(key)
-        except ValueError:
-            return None
+    def _without_room(self, entry: _Request, plan: Plan) -> None:
+        """What was not given yet will not be."""
+        entry.blocks_without_room += self._covered(entry, plan.hits or ()) - self._covered(entry, plan.given)
+        plan.hits = frozenset(plan.given)
+
+    def _wait(self, entry: _Request, plan: Plan, key: bytes, now: float) -> Answer:
+        if now >= plan.deadline:
+            # an agent that lets a deadline pass without a word costs one request that wait, not every one
+            self._agent_silent = True
+        if not plan.sent:
+            self._lacking(entry, key, plan)
+        if self._agent_silent:
+            plan.hits = frozenset()
+            return Answer.MISS
+        group = number_of(key)
+        if not plan.retried:
+            self._stepped.append(plan)
+        return Answer.RETRY if plan.retried.setdefault(group, key) == key else Answer.MISS
+
+    def _open(self, entry: _Request, request: str, now: float) -> None:
+        self._know_keys(entry)
+        if not entry.keys:
+            return
         self._number += 1
-        plan = Plan(request, self._number, chain, start, now + self.load_deadline)
-        self._requests[request] = plan
+        entry.plan = plan = Plan(request, self._number, entry.keys, now + self.load_deadline, entry.asked < 0)
         self._by_number[plan.number] = plan
-        self._first_asked.setdefault(request, start)
-        self._prompt_blocks.setdefault(request, len(chain))
         self._unsent.append(plan)
-        return plan
+
+    def _know_keys(self, entry: _Request) -> None:
+        entry.keys = []
+        entry.places = {}
+        for place, chain in enumerate(entry.chains()):
+            for block, key in enumerate(chain):
+                entry.places[key] = (place, block, len(entry.keys))
+                entry.keys.append(key)
+        if entry.prompt_blocks is None:
+            entry.prompt_blocks = sum(place == self._reference for place, _, _ in entry.places.values())
+
+    def _lacking(self, entry: _Request, key: bytes, plan: Plan | None = None) -> None:
+        """The engine has asked for a block: it lacks it, and in a full-attention group all after it."""
+        place, block, index = entry.places[key]
+        group = self._groups[place]
+        begins = block * group.block_tokens // self._groups[self._reference].block_tokens
+        if plan is None or plan.first:
+            entry.asked = begins if entry.asked < 0 else min(entry.asked, begins)
+        if plan is None or index in plan.lacks:
+            return
+        plan.begins = begins if plan.begins < 0 else min(plan.begins, begins)
+        plan.lacks.add(index)
+        if group.kind == FULL:
+            for later in range(index + 1, len(entry.keys)):
+                if entry.places[entry.keys[later]][0] != place:
+                    break
+                plan.lacks.add(later)
+
+    def _covered(self, entry: _Request, keys: Collection[bytes]) -> int:
+        """How many blocks of the reference group, from the first that the engine lacked, these blocks stand for: with
+        a window a few of them stand for the whole prefix."""
+        if self._divisible:
+            return len(keys)
+        begins = entry.plan.begins if entry.plan is not None else entry.asked
+        ends = ((b + 1) * self._groups[place].block_tokens for place, b, _ in self._found(entry, keys))
+        size = self._groups[self._reference].block_tokens
+        return max(0, -(-max(ends, default=0) // size) - max(0, begins))
+
+    def _found(self, entry: _Request, keys: Iterable[bytes]) -> Iterator[tuple[int, int, int]]:
+        return (entry.places[key] for key in keys if key in entry.places)
 
     def number_of(self, request: str) -> int:
         """The number of a request's plan, 0 when it has none."""
-        plan = self._requests.get(request)
-        return plan.number if plan is not None else 0
+        entry = self._requests.get(request)
+        return entry.plan.number if entry is not None and entry.plan is not None else 0
 
     def answer(self, number: int, hits: Iterable[int]) -> None:
-        """The agent's plan: indexes into the chain of the blocks that lie ready. Late ones are dropped."""
+        """The agent's plan: indexes into the keys of the blocks that lie ready. Late ones are dropped."""
         self._agent_silent = False
         plan = self._by_number.pop(number, None)
         if plan is not None and plan.hits is None:
-            plan.hits = frozenset(plan.chain[i] for i in hits if plan.start <= i < len(plan.chain))
+            plan.hits = frozenset(plan.keys[i] for i in hits if i in plan.lacks)
 
-    def loaded(self, request: str, blocks: int) -> None:
-        """So many blocks that were answered HIT have come."""
-        if request in self._requests:
-            self._loaded_blocks[request] = self._loaded_blocks.get(request, 0) + blocks
+    def loaded(self, request: str, done: Collection[bytes], *, whole: bool) -> None:
+        """These of the blocks that were answered HIT have come; `whole`: all of their job."""
+        entry = self._requests.get(request)
+        if entry is not None and (whole or self._divisible):
+            entry.loaded_blocks += self._covered(entry, done)
 
     def drop(self, request: str) -> None:
         """A preempted request: its next lookup makes a new plan."""
-        plan = self._requests.get(request)
-        if plan is not None:
-            self._by_number.pop(plan.number, None)
-            self._requests[request] = None
+        entry = self._requests.get(request)
+        if entry is not None and entry.plan is not None:
+            self._close(entry, entry.plan)
+            entry.plan = None
+
+    def _close(self, entry: _Request, plan: Plan) -> None:
+        self._by_number.pop(plan.number, None)
+        if plan.lost_at is not None:
+            kept = plan.lost_at - plan.begins if self._divisible else 0
+            entry.lost_blocks += self._covered(entry, plan.given) - kept
 
     def fail_open(self) -> None:
         """The session is lost: every plan without an answer, or not yet used, is empty now."""
         self._agent_silent = False
-        for plan in self._requests.values():
-            if plan is not None:
-                plan.hits = frozenset()
+        for entry in self._requests.values():
+            if entry.plan is not None:
+                entry.plan.hits = frozenset()
         self._by_number.clear()
         self._unsent.clear()
 
     def end_step(self) -> list[Plan]:
         """Ends the scheduler's step; returns the plans to ask the agent for."""
-        self._step += 1
+        for plan in self._stepped:
+            plan.retried.clear()
+        self._stepped.clear()
         self.hits_this_step = 0
         unsent, self._unsent = self._unsent, []
+        for plan in unsent:
+            plan.sent = True
         return [plan for plan in unsent if plan.number in self._by_number]
 
     def finish(self, request: str) -> Summary:
         """Forgets a request."""
-        self._chains.pop(request, None)
-        plan = self._requests.pop(request, None)
-        if plan is not None:
-            self._by_number.pop(plan.number, None)
+        entry = self._requests.pop(request, None)
+        if entry is None:
+            return Summary(request, 0, -1, 0, 0, 0)
+        if entry.plan is not None:
+            self._close(entry, entry.plan)
         return Summary(
             request,
-            self._prompt_blocks.pop(request, 0),
-            self._first_asked.pop(request, -1),
-            self._loaded_blocks.pop(request, 0),
-            self._without_room.pop(request, 0),
+            entry.prompt_blocks or 0,
+            entry.asked,
+            max(0, entry.loaded_blocks - entry.lost_blocks),
+            entry.blocks_without_room,
+            entry.lost_blocks,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvpool_client import session, wire
+from kvpool_client.groups import WINDOW, Group, number_of, obstacle
 from kvpool_client.ledger import Ledger, Result
 from kvpool_client.loader import Loader
 from kvpool_client.offers import Offers
@@ -61,26 +62,26 @@ class SchedulerSide:
         socket: str,
         attach_header: dict[str, Any],
         pool: HostPool,
-        key_bytes: int,
+        groups: Sequence[Group],
         *,
-        shares: bool,
         store_seconds: float = STORE_SECONDS,
     ) -> None:
-        """key_bytes: length of the engine's keys. shares: whether the model is one that plans can answer for; else
-        every lookup is a miss and nothing is stored. store_seconds: how long a store may keep its rows."""
+        """groups: those of the model; where plans can't be made for them, every lookup is a miss and nothing is
+        stored. store_seconds: how long a store may keep its rows."""
         self._store_seconds = store_seconds
         self.ledger = Ledger()
-        self._plans = Plans(load_deadline=0.0)
+        self._plans = Plans(groups, load_deadline=0.0)
         self._offers = Offers()
-        self._rows = pool.rows
-        self._key_bytes = key_bytes
-        self._shares = shares
+        self._groups = groups
+        # promotions hold half of the host pool at most: the rest is for what the engine computes
+        self._room = (pool.rows + 1) // 2
+        self._shares = not obstacle(groups)
         self._load_requests: dict[int, str] = {}  # by job
         self._open: set[str] = set()  # requests that the engine has now
         self._outdated: set[str] = set()  # those of them that are older than the format
         self._inbox: collections.deque[tuple[int, tuple[int, ...]] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
-        self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes, key_bytes)
+        self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes)
 
     def start(self) -> None:
         self.session.start()
@@ -123,26 +124,24 @@ class SchedulerSide:
         self._open.add(context.req_id)
         if probe_of(context):
             return True
-        self._plans.begin(context.req_id, lambda: chain_of(context))
+        self._plans.begin(context.req_id, lambda: chains_of(context, self._groups))
         return self._offers.offer_again(time.monotonic())
 
     def lookup(self, key: bytes, context: Context) -> Answer:
         """The answer for one block."""
         if self.session.attached is None or not self._shares or context.req_id in self._outdated:
             return self._plans.decline(context.req_id, key)
-        # promotions hold half of the host pool at most: the rest is for what the engine computes
-        room = 2 * (self.ledger.load_rows + self._plans.hits_this_step) < self._rows
+        room = self._room - self.ledger.load_rows - self._plans.hits_this_step
         return self._plans.lookup(context.req_id, key, time.monotonic(), room)
 
     def submit_store(self, job: Job) -> None:
         """Offers rows to the agent; where it can't be asked, the job ends at once, uncopied."""
         now = time.monotonic()
-        chain = chain_of(job.req_context)
-        place = {key: i for i, key in enumerate(chain)}
         rows = {key: int(row) for key, row in zip(job.keys, job.chunk_ids, strict=True)}
-        keys = sorted(rows, key=lambda key: place.get(key, 0))
-        parents = dict(zip(chain[1:], chain, strict=False))
-        tail = b"".join(key + parents.get(key, bytes(self._key_bytes)) for key in keys)
+        positions = job.req_context._offload_key_positions
+        keys = sorted(rows, key=lambda key: positions.get(key, 0))
+        parents = self._parents(job.req_context)
+        tail = b"".join(key + parents.get(key, bytes(len(key))) for key in keys)
         self.ledger.open(job.job_id, keys, is_load=False, deadline=now + self._store_seconds)
         header = {"verb": "store", "job": job.job_id, "rows": [rows[key] for key in keys]}
         if probe := probe_of(job.req_context):
@@ -151,6 +150,16 @@ class SchedulerSide:
         if outdated or not self._shares or not self.session.post(header, tail):
             self.ledger.close(job.job_id, success=False)
             self._offers.unconfirmed(now)
+
+    def _parents(self, context: Context) -> dict[bytes, bytes]:
+        """The parent of each block that has one. A window's block is worth something without those before it, so it
+        is nobody's child."""
+        return {
+            key: parent
+            for chain, group in zip(chains_of(context, self._groups), self._groups, strict=True)
+            if group.kind != WINDOW
+            for key, parent in zip(chain[1:], chain, strict=False)
+        }
 
     def submit_load(self, job: Job) -> None:
         """Queues a load of blocks that were answered HIT."""
@@ -175,7 +184,7 @@ class SchedulerSide:
         results = self.ledger.take()
         for result in results:
             if result.is_load:
-                self._plans.loaded(self._load_requests.pop(result.job, ""), len(result.done))
+                self._plans.loaded(self._load_requests.pop(result.job, ""), result.done, whole=result.success)
         return results
 
     def end_step(self, new_requests: Iterable[str], preempted: Iterable[str]) -> None:
@@ -185,8 +194,8 @@ class SchedulerSide:
         for request in preempted:
             self._plans.drop(request)
         for plan in self._plans.end_step():
-            header = {"verb": "lookup", "plan": plan.number, "start": plan.start}
-            if not self.session.post(header, b"".join(plan.chain)):
+            header = {"verb": "lookup", "plan": plan.number, "lacks": plan.runs(), "room": self._room}
+            if not self.session.post(header, b"".join(plan.keys)):
                 self._plans.answer(plan.number, ())
 
     def request_finished(self, context: Context) -> None:
@@ -204,8 +213,10 @@ class SchedulerSide:
             "asked": summary.asked,
             "loaded": summary.loaded_blocks,
             "without_room": summary.blocks_without_room,
+            "lost": summary.lost_blocks,
         }
-        self.session.post(header, b"".join(chain_of(context)))
+        chains = chains_of(context, self._groups)
+        self.session.post(header, b"".join(key for chain in chains for key in chain))
 
     def renew(self, attach_header: dict[str, Any]) -> None:
         """From now on blocks mean something else: leaves the pool, and comes back with this header when a request
@@ -227,10 +238,13 @@ class SchedulerSide:
         self.session.close()
 
 
-def chain_of(context: Context) -> Sequence[bytes]:
-    """A request's keys in order."""
+def chains_of(context: Context, groups: Sequence[Group]) -> list[list[bytes]]:
+    """A request's keys by group, each chain in the order of the prompt."""
     positions = context._offload_key_positions
-    return sorted(positions, key=positions.__getitem__)
+    chains: dict[int, list[bytes]] = {group.number: [] for group in groups}
+    for key in sorted(positions, key=positions.__getitem__):
+        chains[number_of(key)].append(key)
+    return list(chains.values())
 
 
 def probe_of(context: Context) -> str:

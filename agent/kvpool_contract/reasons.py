@@ -95,7 +95,12 @@ _TABLE = (
     ),
     Reason(
         "groups_unsupported",
-        "The model has several KV-cache groups, or none with full attention.",
+        "The model has KV-cache groups of a kind other than full attention and sliding windows.",
+        "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
+    ),
+    Reason(
+        "state_groups_unsupported",
+        "The model has layers with a recurrent state (Mamba and its like), which is not shared yet.",
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
     ),
     Reason(
@@ -170,6 +175,11 @@ _TABLE = (
         "evicted",
         "The block was held when it was asked for and gone when it was needed.",
         "Raise tiers.memory.size, here or at the member that held it.",
+    ),
+    Reason(
+        "window_missing",
+        "The prefix is held, but not the last blocks that a sliding-window layer needs to go on there.",
+        "Raise tiers.memory.size: the blocks of windows are evicted one by one.",
     ),
     Reason(
         "transfer_failed",

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from replica import MIB, Pool, Replica, Tools, wait_for
-from standin_engine import HASH_BYTES, StandInEngine
+from standin_engine import FULL_ATTENTION, HASH_BYTES, StandInEngine
 
 from kvpool_client import wire
+from kvpool_client.groups import to_header
 from kvpool_contract.status import AgentStatus, Event, decode_status
 
 WAIT_SECONDS = 20.0
@@ -82,9 +83,12 @@ class Node:
         row_bytes = header.get("row_bytes", RAW_ROW_BYTES)
         descriptor = os.memfd_create("rows", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, RAW_ROWS * (row_bytes if 0 < row_bytes < MIB else RAW_ROW_BYTES))
-        geometry = {"row_bytes": RAW_ROW_BYTES, "rows": RAW_ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
+        geometry = {"row_bytes": RAW_ROW_BYTES, "rows": RAW_ROWS, "hash_bytes": HASH_BYTES}
         fields = {"engine": "raw", "row_bytes": RAW_ROW_BYTES}
-        attach = {"verb": "attach", "versions": list(wire.VERSIONS), "format": fields, **geometry, **header}
+        groups = to_header(FULL_ATTENTION)
+        attach = {
+            "verb": "attach", "versions": list(wire.VERSIONS), "format": fields, "groups": groups, **geometry, **header
+        }  # fmt: skip
         channel.send(attach, descriptors=[descriptor])
         os.close(descriptor)
         return channel

@@ -19,17 +19,19 @@ from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.fetch import Fetcher
-from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.lookup import LookupFlow, Request
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
 from kvpool_agent.policy.groups import groups_of
 from kvpool_agent.policy.homes import SETTLE_SECONDS
 from kvpool_agent.store.headers import ARENA_HEADER_BYTES, SLOT_HEADER_BYTES, encode_fields
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
 from kvpool_agent.store.tag import tag_of
+from kvpool_client.groups import FULL, Group
 from kvpool_contract.config import Members
 from kvpool_contract.names import format_fingerprint
 
@@ -156,8 +158,9 @@ class LocalMember:
     def load(self, keys: Sequence[bytes]) -> int:
         """Plans a request; how many blocks lie ready. All of them are checked."""
         before = sum(self.account.misses.values())
-        ready, lease = self.lookup.plan(self.slab, keys, 0, time.monotonic() + self.load_seconds)
+        hits, lease = self.lookup.plan(self.slab, lacking(keys), time.monotonic() + self.load_seconds)
         self.slab.arena.release(lease)
+        ready = len(hits[0])
         assert ready + sum(self.account.misses.values()) - before == len(keys)
         self.check()
         return ready
@@ -170,6 +173,11 @@ class LocalMember:
             if block is not None:
                 assert bytes(self.slab.view(block.slot)) == bytes_of(block.key)
         arena.release(lease)
+
+
+def lacking(keys: Sequence[bytes]) -> Request:
+    """A request of a model with full attention alone, whose engine holds none of these blocks."""
+    return Request([Blocks(Group(0, FULL, 0, 1), [True] * len(keys))], [keys], NO_LIMIT)
 
 
 def until(what: str, holds: Callable[[], object]) -> None:

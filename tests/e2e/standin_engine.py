@@ -1,13 +1,14 @@
-"""The one stand-in engine of all suites: kvpool's real client under a scheduler of a hundred lines.
+"""The one stand-in engine of all suites: kvpool's real client under a scheduler of two hundred lines.
 
-It drives the same SchedulerSide that the engine's adapter drives, with a memory file as host pool, blocks of a few KiB,
-and bytes that follow from the prompt: what is loaded is compared with what would have been computed, byte by byte. Over
-HTTP it has what an agent reads of an engine: health and metrics.
+Its models have one group with full attention, or several groups with windows among them: it looks for the longest
+boundary as vLLM's connector does, group by group and again, and loads what its windows need there. It drives the same
+SchedulerSide that the engine's adapter drives, with a memory file as host pool, blocks of a few KiB, and bytes that
+follow from the prompt: what is loaded is compared with what would have been computed, byte by byte. Over HTTP it has
+what an agent reads of an engine: health and metrics.
 """
 
 import collections
-import hashlib
-import json
+import itertools
 import mmap
 import os
 import secrets
@@ -15,66 +16,52 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from standin_http import serve_http
+from standin_model import (  # noqa: F401 - the suites have them from here
+    BLOCK_TOKENS,
+    FULL_ATTENTION,
+    HASH_BYTES,
+    HYBRID,
+    KEY_BYTES,
+    Served,
+    block_bytes,
+    engine_keys,
+    prompt,
+    window_blocks,
+)
+
+from kvpool_client.groups import FULL, WINDOW, Group, reference, to_header
 from kvpool_client.ledger import Result
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import STORE_SECONDS, HostPool, SchedulerSide
 
-BLOCK_TOKENS = 4
-HASH_BYTES = 32
-KEY_BYTES = HASH_BYTES + 4
 STEP_SECONDS = 0.002
 SERVE_SECONDS = 60.0
 
 
-def engine_keys(tokens: Sequence[int], salt: str = "") -> list[bytes]:
-    """Keys of a prompt's whole blocks: a hash chained over the prefix, and the group."""
-    keys, digest = [], salt.encode()
-    for i in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        digest = hashlib.sha256(digest + repr(list(tokens[i : i + BLOCK_TOKENS])).encode()).digest()
-        keys.append(digest + bytes(4))
-    return keys
-
-
-def block_bytes(key: bytes, size: int) -> bytes:
-    """What computing a block yields: the same everywhere, another for every key."""
-    return (key * (size // len(key) + 1))[:size]
-
-
-def prompt(name: str, blocks: int) -> list[int]:
-    """`blocks` whole blocks and one token more; two names share no block."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-    return [seed + i for i in range(blocks * BLOCK_TOKENS + 1)]
-
-
-@dataclass
-class Served:
-    """Blocks of one request: computed here, found in the host pool, loaded from the pool; `equal`: all bytes loaded,
-    and all that the host pool has of it in the end, are those that computing would have given."""
-
-    computed: int = 0
-    host: int = 0
-    pool: int = 0
-    equal: bool = True
-
-
-@dataclass
+@dataclass(eq=False)
 class _Request:
     """A request, with the names that the client knows it by."""
 
     req_id: str
-    keys: list[bytes]
+    tokens: int
+    groups: Sequence[Group]
+    keys: list[list[bytes]]
     kv_transfer_params: dict[str, Any] | None = None
     offer_all: bool = False
+    boundary: int = 0
     served: Served = field(default_factory=Served)
-    hits: list[bytes] = field(default_factory=list)
 
     @property
     def _offload_key_positions(self) -> dict[bytes, int]:
-        return {key: (i + 1) * BLOCK_TOKENS for i, key in enumerate(self.keys)}
+        return {
+            key: (i + 1) * group.block_tokens
+            for group, keys in zip(self.groups, self.keys, strict=True)
+            for i, key in enumerate(keys)
+        }
 
 
 @dataclass(frozen=True)
@@ -83,6 +70,13 @@ class _Job:
     keys: Sequence[bytes]
     chunk_ids: Sequence[int]
     req_context: _Request
+
+
+Preempt = Callable[[int], bool]
+
+
+def _never(step: int) -> bool:
+    return False
 
 
 class StandInEngine:
@@ -96,14 +90,16 @@ class StandInEngine:
         rows: int = 256,
         port: int = 0,
         model: str = "m",
+        groups: Sequence[Group] = FULL_ATTENTION,
         store_seconds: float = STORE_SECONDS,
         probe: bool = False,
         layout: Callable[[bytes], bytes] = bytes,
     ) -> None:
         """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
         differ from those of other engines of the same format."""
-        self.row_bytes, self.rows = row_bytes, rows
+        self.groups = groups
         self._probe, self._layout, self._serving = probe, layout, threading.RLock()
+        self.row_bytes, self.rows = row_bytes, rows
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
         self._map = mmap.mmap(self._file, rows * row_bytes)
@@ -114,18 +110,24 @@ class StandInEngine:
             "row_bytes": row_bytes,
             "rows": rows,
             "hash_bytes": HASH_BYTES,
-            "groups": 1,
+            "groups": to_header(groups),
             "engine": secrets.token_hex(8),
         }
         pool = HostPool(rows, row_bytes, address_of(self._memory), self._descriptor)
-        self.side = SchedulerSide(path, self.attach_header, pool, KEY_BYTES, shares=True, store_seconds=store_seconds)
+        self.side = SchedulerSide(path, self.attach_header, pool, groups, store_seconds=store_seconds)
         self.session = self.side.session
         self._held: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self._free = list(range(rows))
+        self._coming: dict[bytes, int] = {}  # rows that promotions hold
+        self._promotions: dict[str, tuple[_Request, list[bytes]]] = {}  # of this step, by request
+        self._loads: dict[int, _Job] = {}
+        self._from_pool: dict[bytes, _Request] = {}
+        self.promoted = 0  # rows that loads were given, whether or not they came
+        self.withheld: set[bytes] = set()  # blocks that are never stored, as engines store windows sparsely
         self._jobs = self._requests = 0
         self._results: dict[int, Result] = {}
         self.tokens: collections.Counter[str] = collections.Counter()
-        self._http = _server(port, self)
+        self._http = serve_http(port, self.metrics, self.complete)
 
     @property
     def requests(self) -> int:
@@ -153,7 +155,17 @@ class StandInEngine:
     def forget(self) -> None:
         """Empties the host pool, as if the engine had evicted everything."""
         self._held.clear()
-        self._free = list(range(self.rows))
+        self._free = [row for row in range(self.rows) if row not in self._coming.values()]
+
+    @property
+    def loading(self) -> bool:
+        """Whether promotions hold rows now."""
+        return bool(self._coming)
+
+    @property
+    def rows_lost(self) -> int:
+        """Rows of the host pool that nobody holds and nobody can take."""
+        return self.rows - len(self._free) - len(self._held) - len(self._coming)
 
     def overwrite(self) -> None:
         """Makes every row another's, as an engine does with rows whose jobs have ended."""
@@ -164,9 +176,10 @@ class StandInEngine:
     def serve(self, tokens: Sequence[int]) -> Served:
         return self.serve_together([tokens])[0]
 
-    def serve_together(self, prompts: Sequence[Sequence[int]]) -> list[Served]:
-        """Takes all requests in before the first step; ends when all are answered and stored."""
-        return self._serve([(tokens, "", None) for tokens in prompts])
+    def serve_together(self, prompts: Sequence[Sequence[int]], preempt: Preempt = _never) -> list[Served]:
+        """Takes all requests in before the first step; ends when all are answered and stored. `preempt(step)` is asked
+        after each step whether the first of those that wait shall be preempted."""
+        return self._serve([(tokens, "", None) for tokens in prompts], preempt)
 
     def complete(self, body: dict[str, Any]) -> bool:
         """A completion that came over HTTP, from another thread; whether there is such an endpoint."""
@@ -175,30 +188,35 @@ class StandInEngine:
         self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
         return True
 
-    def _serve(self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]]) -> list[Served]:
+    def _serve(
+        self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = _never
+    ) -> list[Served]:
         with self._serving:
-            return self._serve_now([self._begin(*one) for one in asked])
+            return self._serve_now([self._begin(*one) for one in asked], preempt)
 
-    def _serve_now(self, requests: Sequence[_Request]) -> list[Served]:
+    def _serve_now(self, requests: Sequence[_Request], preempt: Preempt) -> list[Served]:
         waiting = list(requests)
         until = time.monotonic() + SERVE_SECONDS
-        while waiting:
+        for step in itertools.count():
             assert time.monotonic() < until, "a request got no answer"
             self._step_begin()
             waiting = [request for request in waiting if not self._scan(request)]
-            self.side.end_step((), ())
-        for key in [key for request in requests for key in request.keys if key in self._held]:
+            preempted = [waiting[0].req_id] if waiting and preempt(step) else []
+            self._submit_loads()
+            self.side.end_step((), preempted)
+            if not waiting:
+                break
+        for key in [key for request in requests for keys in request.keys for key in keys if key in self._held]:
             self._held.move_to_end(key)  # what these requests have here makes no room for them
         for request in requests:
-            self._load(request)
             self._compute_and_store(request)
             self._finish(request)
         return [request.served for request in requests]
 
     def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> _Request:
         self._requests += 1
-        keys = engine_keys(tokens, salt)
-        request = _Request(f"r{self._requests}", keys, parameters)
+        keys = [engine_keys(tokens, group, salt) for group in self.groups]
+        request = _Request(f"r{self._requests}", len(tokens), self.groups, keys, parameters)
         request.offer_all = self.side.new_request(request)
         return request
 
@@ -207,57 +225,144 @@ class StandInEngine:
         for result in self.side.finished_jobs():
             assert result.job not in self._results, "a job was reported twice"
             self._results[result.job] = result
+            if result.is_load:
+                self._take_in(result)
 
     def _scan(self, request: _Request) -> bool:
-        """Asks block by block from the first that the host pool lacks; whether there was an answer."""
-        held = next((i for i, key in enumerate(request.keys) if key not in self._held), len(request.keys))
-        for key in request.keys[held + len(request.hits) :]:
-            answer = self.side.lookup(key, request)
-            if answer is Answer.RETRY:
-                return False
-            if answer is Answer.MISS:
-                break
-            request.hits.append(key)
-        request.served.host = held
+        """Looks for the longest boundary at which every group has what it needs; whether there was an answer. Groups
+        with full attention come first; a group that shortens the boundary makes the windows be looked at again."""
+        order = sorted(range(len(self.groups)), key=lambda place: self.groups[place].kind != FULL)
+        # the last token is computed; with a window, its own block must be one to compute
+        boundary = request.tokens - any(group.kind == WINDOW for group in self.groups)
+        deferred = False
+        again = True
+        while again:
+            again = False
+            for place in order:
+                group, keys = self.groups[place], request.keys[place]
+                boundary = min(boundary, len(keys) * group.block_tokens)
+                end = -(-boundary // group.block_tokens)
+                look = self._prefix if group.kind == FULL else self._window
+                blocks = look(request, group, keys[:end])
+                if blocks is None:
+                    deferred = True
+                    continue
+                again |= blocks * group.block_tokens < boundary and group.kind == WINDOW and blocks > 0
+                boundary = min(boundary, blocks * group.block_tokens)
+                if not boundary:
+                    return self._answered(request, 0)
+        return False if deferred else self._answered(request, boundary)
+
+    def _answered(self, request: _Request, boundary: int) -> bool:
+        request.boundary = boundary
         return True
 
-    def _load(self, request: _Request) -> None:
-        wanted = [key for key in request.hits if key not in self._held]
-        request.served.host += len(request.hits) - len(wanted)  # another request of this step has brought them
-        if not wanted:
-            return
-        rows = self._take_rows(len(wanted))
-        job = self._job(wanted, rows, request)
-        self.side.submit_load(job)
-        done = set(self._wait(job).done)
-        for key, row in zip(wanted, rows, strict=True):
+    def _lookup(self, request: _Request, key: bytes) -> Answer | None:
+        """HIT where the host pool holds the block; None while it is on its way there."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            return Answer.HIT
+        if key in self._coming:
+            return None
+        answer = self.side.lookup(key, request)
+        if answer is not Answer.HIT:
+            return answer
+        if not (rows := self._take_rows(1)):
+            return Answer.MISS
+        self._coming[key] = rows[0]
+        self._promotions.setdefault(request.req_id, (request, []))[1].append(key)
+        return None
+
+    def _prefix(self, request: _Request, group: Group, keys: Sequence[bytes]) -> int | None:
+        deferred, found = False, 0
+        for key in keys:
+            answer = self._lookup(request, key)
+            if answer is Answer.MISS:
+                break
+            deferred |= answer is not Answer.HIT
+            found += answer is not Answer.RETRY
+        return None if deferred else found
+
+    def _window(self, request: _Request, group: Group, keys: Sequence[bytes]) -> int | None:
+        wanted = window_blocks(group)
+        deferred, run, pending = False, 0, False
+        for index in range(len(keys) - 1, -1, -1):
+            answer = self._lookup(request, keys[index])
+            if answer is Answer.RETRY:
+                deferred = True
+            if answer in (Answer.MISS, Answer.RETRY):
+                run, pending = 0, False
+            else:
+                run += 1
+                pending |= answer is None
+            if run == wanted:
+                return None if deferred or pending else index + wanted
+        return None if deferred or pending else run
+
+    def _submit_loads(self) -> None:
+        for request, keys in self._promotions.values():
+            job = self._job(keys, [self._coming[key] for key in keys], request)
+            self._loads[job.job_id] = job
+            self.side.submit_load(job)
+        self._promotions.clear()
+
+    def _take_in(self, result: Result) -> None:
+        """The rows of a load that has ended: blocks, checked against what computing gives, or free again."""
+        job = self._loads.pop(result.job)
+        self.promoted += len(job.keys)
+        done = set(result.done)
+        for key, row in zip(job.keys, job.chunk_ids, strict=True):
+            del self._coming[key]
             if key not in done:
                 self._free.append(row)
                 continue
             self._held[key] = row
-            request.served.equal &= self._row(row) == self._computed(key)
-        request.served.pool = len(done)
+            self._from_pool.setdefault(key, job.req_context)
+            job.req_context.served.equal &= self._row(row) == self._computed(key)
 
     def _compute_and_store(self, request: _Request) -> None:
-        computed = [key for key in request.keys if key not in self._held]
-        for key, row in zip(computed, self._take_rows(len(computed)), strict=True):
-            self._row(row)[:] = self._computed(key)
-            self._held[key] = row
-        request.served.computed = len(computed)
-        offered = request.keys if request.offer_all else computed
-        if offered:
+        served, place = request.served, reference(self.groups)
+        size = self.groups[place].block_tokens
+        total, found = len(request.keys[place]), -(-request.boundary // size)
+        served.computed = total - found
+        needed = [
+            key
+            for group, keys in zip(self.groups, request.keys, strict=True)
+            for key in keys[: -(-request.boundary // group.block_tokens)][-window_blocks(group) :]
+        ]
+        loaded = [key for key in needed if self._from_pool.get(key) is request]
+        first = min((request.keys[place].index(k) for k in loaded if k in request.keys[place]), default=found)
+        served.pool = found - first
+        served.host = first
+        if len(self.groups) > 1:
+            served.rows = len(loaded)
+        computed = [
+            key
+            for group, keys in zip(self.groups, request.keys, strict=True)
+            for key in keys[request.boundary // group.block_tokens :]
+            if key not in self._held
+        ]
+        if rows := self._take_rows(len(computed)):
+            for key, row in zip(computed, rows, strict=True):
+                self._row(row)[:] = self._computed(key)
+                self._held[key] = row
+        else:
+            computed = []
+        offered = [key for keys in request.keys for key in keys if key in self._held] if request.offer_all else computed
+        if offered := [key for key in offered if key not in self.withheld]:
             job = self._job(offered, [self._held[key] for key in offered], request)
             self.side.submit_store(job)
             self._wait(job)
 
     def _finish(self, request: _Request) -> None:
         served = request.served
-        held = [(key, self._held[key]) for key in request.keys if key in self._held]
-        served.equal &= all(self._row(row) == block_bytes(key, self.row_bytes) for key, row in held)
+        held = [(key, self._held[key]) for keys in request.keys for key in keys if key in self._held]
+        served.equal &= all(self._row(row) == self._computed(key) for key, row in held)
         for word, blocks in (("local_compute", served.computed), ("host", served.host), ("p2p", served.pool)):
             self.tokens[word] += blocks * BLOCK_TOKENS
         self.side.end_step([request.req_id], ())
         self.side.request_finished(request)
+        self._from_pool = {key: owner for key, owner in self._from_pool.items() if owner is not request}
 
     def _job(self, keys: Sequence[bytes], rows: Sequence[int], request: _Request) -> _Job:
         self._jobs += 1
@@ -269,6 +374,9 @@ class StandInEngine:
         return self._results[job.job_id]
 
     def _take_rows(self, count: int) -> list[int]:
+        """So many rows, by evicting what was used longest ago; none where there are not so many."""
+        if len(self._free) + len(self._held) < count:
+            return []
         while len(self._free) < count:
             self._free.append(self._held.popitem(last=False)[1])
         return [self._free.pop() for _ in range(count)]
@@ -286,24 +394,3 @@ class StandInEngine:
         )
         computed = f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {float(self.tokens["local_compute"])}'
         return f"# TYPE vllm:prompt_tokens_by_source counter\n{computed}\n{cached}\n"
-
-
-def _server(port: int, engine: StandInEngine) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            text = engine.metrics() if self.path == "/metrics" else ""
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200 if self.path == "/v1/completions" and engine.complete(body) else 404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing: a poll a second is no news."""
-
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

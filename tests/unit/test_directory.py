@@ -1,7 +1,5 @@
 """Where members are read from, who is alive, and how a chain that several hold is joined."""
 
-import itertools
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +10,7 @@ from replica import wait_for
 from kvpool_agent.account import Account
 from kvpool_agent.directory import members as view
 from kvpool_agent.directory.breakers import Breakers
-from kvpool_agent.directory.locate import Located, Locator, Segment, join_segments
+from kvpool_agent.directory.locate import Holders, Locator
 from kvpool_agent.directory.members import Member, MemberView, SeedError, read_seeds
 from kvpool_agent.peer import frames, serve
 from kvpool_agent.peer.dial import Dialer, Identity
@@ -228,51 +226,16 @@ def test_a_lookup_asks_all_live_members_and_names_the_reason_where_the_run_ends(
         locator = Locator(members, dialer, Breakers(Account()))
         wait_for("two live members", lambda: len(members.live(FORMAT)) == 2, 10, 0.01)
         deadline = float("inf")
-        both = (Segment(a, 0, 1), Segment(b, 1, 2))
-        assert locator.locate(FORMAT, keys, deadline) == Located(both, "never_published")
-        assert locator.locate(FORMAT, keys[:2], deadline) == Located(both, "")
-        assert locator.locate(b"g" * 16, keys, deadline) == Located((), "incompatible")
+        chains = [keys[:2], keys[1:]]
+        both = [{a: [True, False], b: [False, True]}, {b: [True, False]}]
+        assert locator.holders(FORMAT, chains, deadline) == Holders(both, "never_published", [2, 2])
+        assert locator.holders(b"g" * 16, chains, deadline) == Holders([{}, {}], "incompatible")
         first.close()
         frozen = Member(a, True, Empty("a").welcome(1))
         members.live = lambda _fingerprint: [frozen]  # type: ignore[method-assign,assignment]
         for _ in range(FAILURES):
-            assert locator.locate(FORMAT, keys, deadline) == Located((), "directory_unreachable")
-        assert locator.locate(FORMAT, keys, deadline) == Located((), "breaker_open")  # asked no more
+            found = locator.holders(FORMAT, chains, deadline)
+            assert (found.held[0].get(a), found.reason) == (None, "directory_unreachable")
+        assert locator.holders(FORMAT, chains, deadline) == Holders([{}, {}], "breaker_open")  # asked no more
         locator.close()
     dialer.close()
-
-
-def test_segments_take_the_longest_run_at_each_gap() -> None:
-    held = {
-        "a": [True, True, False, False, True],
-        "b": [True, True, True, False, True],
-        "c": [False, False, False, True, False],
-    }
-    assert join_segments(held, 5) == (Segment("b", 0, 3), Segment("c", 3, 4), Segment("a", 4, 5))
-    assert join_segments({}, 3) == ()
-    assert join_segments({"a": [False, True]}, 2) == ()
-    assert join_segments({"a": []}, 0) == ()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_segments_are_the_longest_run_without_gaps_in_the_fewest_pieces(seed: int) -> None:
-    draw = random.Random(seed)
-    for _ in range(100):
-        length = draw.randint(1, 8)
-        held = {name: [draw.random() < 0.7 for _ in range(length)] for name in "abc"}
-        segments = join_segments(held, length)
-        run = next((i for i in range(length) if not any(held[name][i] for name in held)), length)
-        assert [s.start for s in segments] == [0, *[s.end for s in segments]][: len(segments)]
-        assert (segments[-1].end if segments else 0) == run
-        assert all(held[s.address][i] for s in segments for i in range(s.start, s.end))
-        if run:
-            assert len(segments) == fewest_pieces(held, run)
-
-
-def fewest_pieces(held: dict[str, list[bool]], run: int) -> int:
-    for count in itertools.count(1):
-        for cuts in itertools.combinations(range(1, run), count - 1):
-            edges = [0, *cuts, run]
-            if all(any(all(row[a:b]) for row in held.values()) for a, b in itertools.pairwise(edges)):
-                return count
-    raise AssertionError

@@ -51,7 +51,7 @@ class Bench:
     def __init__(self) -> None:
         self.agent, self.ledger = Agent(), Ledger()
         self.rows = bytearray(ROWS * ROW)
-        self.loader = Loader(self.agent, self.ledger, address_of(memoryview(self.rows)), ROW, 36)  # type: ignore[arg-type]
+        self.loader = Loader(self.agent, self.ledger, address_of(memoryview(self.rows)), ROW)  # type: ignore[arg-type]
 
     def load(self, *numbers: int, deadline: float = 1e18) -> Result:
         """Loads block n into row n; its one result."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from local_member import lacking
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
@@ -53,9 +54,15 @@ class Members:
         self.claims = {name: [True] * BLOCKS for name in members}
 
     def holders(
-        self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], _deadline: float, starts: Sequence[int]
+        self,
+        _fingerprint: bytes,
+        chains: Sequence[Sequence[bytes]],
+        _deadline: float,
+        starts: Sequence[int],
+        *,
+        in_groups: bool,
     ) -> Holders:
-        assert ([len(chain) for chain in chains], starts) == ([BLOCKS], [0])
+        assert ([len(chain) for chain in chains], starts, in_groups) == ([BLOCKS], [0], True)
         return Holders([dict(self.claims)], "never_published")
 
     def fetch(
@@ -79,9 +86,9 @@ def plan(slab: Slab) -> Iterator[Callable[[Members, float], tuple[int, dict[str,
         account = Account()
         fetcher = Fetcher(members, Breakers(account), account)  # type: ignore[arg-type]
         flows.append(LookupFlow(members, fetcher, account, seconds))  # type: ignore[arg-type]
-        ready, lease = flows[-1].plan(slab, KEYS, 0, time.monotonic() + seconds)
+        hits, lease = flows[-1].plan(slab, lacking(KEYS), time.monotonic() + seconds)
         slab.arena.release(lease)
-        return ready, account.misses
+        return len(hits[0]), account.misses
 
     yield made
     for flow in flows:

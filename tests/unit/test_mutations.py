@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
@@ -43,8 +44,9 @@ FORMAT = b"f" * 16
 KEYS = [bytes([n]) * 16 for n in range(4)]
 HASH_BYTES, ROW, ROWS = 32, 4096, 8
 FIELDS = {"engine": "mutant", "row_bytes": ROW}
-CHAIN = b"".join(bytes([n]) * (HASH_BYTES + 4) for n in range(3))
-PAIRS = b"".join(bytes([n]) * (HASH_BYTES + 4) + bytes(HASH_BYTES + 4) for n in range(3))
+CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(3))
+OTHER_CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(9, 12))
+PAIRS = b"".join(bytes([n]) * HASH_BYTES + bytes(HASH_BYTES + 8) for n in range(3))
 BLOCK = b"d" * 512
 MOST_ENTRIES = 16
 
@@ -72,19 +74,24 @@ PEER_FRAMES = [
         (frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])),
     )
 ]
-GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
+GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4}]
+GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": GROUPS}
 ATTACH = wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY})
 # attaches that are frames in all but sense
 SENSELESS = [
     wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY, **change})
     for change in (
-        {"groups": "many"}, {"groups": None}, {"groups": [1]}, {"groups": float("inf")}, {"format": {"x": "\ud800"}},
+        {"groups": "many"}, {"groups": None}, {"groups": [1]}, {"groups": []}, {"format": {"x": "\ud800"}},
+        {"groups": [*GROUPS, *GROUPS]}, {"groups": GROUPS * 65}, *({"groups": [{**GROUPS[0], **wrong}]} for wrong in (
+            {"window": 4}, {"kind": "window"}, {"block_tokens": 0}, {"number": -1}, {"window": 1.5}, {"number": True},
+            {"kind": 7}, {"block_tokens": 2**40},
+        )),
         {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [2]}, {"rows": 2**70},
         {"row_bytes": 2**70}, {"row_bytes": 0}, {"row_bytes": 1.5}, {"hash_bytes": 0}, {"rows": ROWS + 1},
     )
 ]  # fmt: skip
 ENGINE_FRAMES = [
-    wire.encode({"verb": "lookup", "plan": 1, "start": 0}, CHAIN),
+    wire.encode({"verb": "lookup", "plan": 1, "lacks": [[0, 3]], "room": 4}, CHAIN),
     wire.encode({"verb": "load", "call": 1, "done_plan": 1}, CHAIN),
     wire.encode({"verb": "release", "lease": 1}),
     wire.encode({"verb": "store", "job": 1, "rows": [0, 1, 2]}, PAIRS),
@@ -279,13 +286,13 @@ def test_a_peer_server_fed_mutants_serves_others(
     found = dict(dialer.where(address, KEYS, WAIT))
     assert found["asker", "inc"] == [False, True, False, False]
     assert len(board) <= MOST_ENTRIES
-    settled(lambda: len(server._open) <= 2)  # the dialer's, and one that is about to end
+    wait_for("the end", lambda: len(server._open) <= 2, 5, 0.01)  # the dialer's, and one that is about to end
 
 
 class Nobody:
     """A directory in which nobody holds anything."""
 
-    def holders(self, _fingerprint: bytes, chains: Sequence[Sequence[bytes]], *_: object) -> Holders:
+    def holders(self, _: bytes, chains: Sequence[Sequence[bytes]], *_rest: object, **_named: object) -> Holders:
         return Holders([{} for _ in chains], "never_published")
 
 
@@ -330,7 +337,7 @@ def ask(path: Path) -> None:
         for one in attached.descriptors:
             os.close(one)
         assert attached.verb == "attached", attached
-        channel.send({"verb": "lookup", "plan": 7, "start": 0}, bytes([9]) * len(CHAIN))
+        channel.send({"verb": "lookup", "plan": 7, "lacks": [[0, 3]], "room": 4}, OTHER_CHAIN)
         assert channel.receive().header == {"verb": "plan", "plan": 7, "hits": []}
 
 
@@ -341,7 +348,7 @@ def test_an_attach_without_sense_leaves_nothing_behind(engine_port: tuple[Path, 
     with connected(path, first) as sock:
         drain(sock)
     ask(path)
-    settled(lambda: handler.sessions == 0 and in_use() <= before)
+    wait_for("the end", lambda: handler.sessions == 0 and in_use() <= before, 5, 0.01)
 
 
 def test_an_attach_for_which_no_descriptor_is_left_leaves_nothing_behind(
@@ -357,10 +364,10 @@ def test_an_attach_for_which_no_descriptor_is_left_leaves_nothing_behind(
         patched.setattr(handler._memory, "reader", none_left)
         with connected(path, ATTACH) as sock:
             drain(sock)
-    settled(lambda: in_use() <= before)
+    wait_for("the end", lambda: in_use() <= before, 5, 0.01)
     assert (handler.sessions, handler.attaches) == (0, attaches)
     ask(path)
-    settled(lambda: handler.sessions == 0 and in_use() <= before)
+    wait_for("the end", lambda: handler.sessions == 0 and in_use() <= before, 5, 0.01)
 
 
 @examples(400)
@@ -379,20 +386,11 @@ def test_an_engine_port_fed_mutants_serves_others(
             sock.shutdown(socket.SHUT_WR)
         drain(sock)
     ask(path)
-    settled(lambda: handler.sessions == 0)
-    settled(lambda: in_use() <= before + 16)  # threads of plans, made on demand
+    wait_for("the end", lambda: handler.sessions == 0, 5, 0.01)
+    wait_for("the end", lambda: in_use() <= before + 16, 5, 0.01)  # threads of plans, made on demand
 
 
 def in_use() -> int:
     """Descriptors, threads and mappings of this process."""
     maps = Path("/proc/self/maps").read_text().count("memfd:rows")
     return sum(1 for _ in Path("/proc/self/fd").iterdir()) + threading.active_count() + maps
-
-
-def settled(holds: Callable[[], bool]) -> None:
-    ticks = threading.Event()
-    for _ in range(500):
-        if holds():
-            return
-        ticks.wait(0.01)
-    raise AssertionError("it does not end")

@@ -1,17 +1,19 @@
 """What the engine's scheduler thread is answered, and what goes to the agent: the cap, preemption, late copies."""
 
 import types
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from kvpool_client import scheduler_side, wire
+from kvpool_client.groups import FULL, STATE, WINDOW, Group
 from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import HostPool, SchedulerSide
 
-KEYS = [bytes([i]) * 36 for i in range(20)]
+KEYS = [bytes([i]) * 32 + bytes(4) for i in range(20)]
+FULL_ATTENTION = [Group(0, FULL, 0, 4)]
+HYBRID = [Group(0, WINDOW, 8, 4), Group(1, FULL, 0, 4)]
 ROWS = 8
 
 
@@ -56,7 +58,11 @@ def side(monkeypatch: pytest.MonkeyPatch, loads: list[int]) -> SchedulerSide:
     loader = types.SimpleNamespace(submit=lambda job, blocks, plan: loads.append(job))
     monkeypatch.setattr(scheduler_side.session, "Session", lambda *_: Session())
     monkeypatch.setattr(scheduler_side, "Loader", lambda *_: loader)
-    made = SchedulerSide("/nowhere", {}, HostPool(ROWS, 4096, 0, 0), 36, shares=True)
+    return attached(FULL_ATTENTION)
+
+
+def attached(groups: list[Group]) -> SchedulerSide:
+    made = SchedulerSide("/nowhere", {}, HostPool(ROWS, 4096, 0, 0), groups)
     made.on_attached(types.SimpleNamespace(load_seconds=10.0))
     return made
 
@@ -74,6 +80,7 @@ def planned(side: SchedulerSide, name: str, keys: list[bytes]) -> Request:
     side.end_step((), ())
     header, tail = side.session.posted[-1]
     assert (header["verb"], tail) == ("lookup", b"".join(keys))
+    assert (header["lacks"], header["room"]) == ([[0, len(keys)]], ROWS // 2)
     side.on_event(wire.Frame({"verb": "plan", "plan": header["plan"], "hits": list(range(len(keys)))}))
     assert side.finished_jobs() == []
     return made
@@ -94,10 +101,11 @@ def test_promotions_in_flight_hold_half_of_the_host_pool_at_most(side: Scheduler
     assert side.lookup(KEYS[10], second) is Answer.MISS
     side.ledger.close(1, success=True)
     side.finished_jobs()
-    assert side.lookup(KEYS[11], second) is Answer.HIT
+    third = planned(side, "third", KEYS[10:13])
+    assert side.lookup(KEYS[10], third) is Answer.HIT
     side.request_finished(first)
     header = side.session.posted[-1][0]
-    assert (header["loaded"], header["without_room"]) == (0, 2)
+    assert (header["loaded"], header["without_room"], header["lost"]) == (0, 2, 0)
 
 
 def test_a_preempted_request_is_planned_anew(side: SchedulerSide) -> None:
@@ -152,16 +160,52 @@ def test_a_plan_that_makes_no_sense_ends_the_session_and_never_reaches_the_sched
     assert side.finished_jobs() == []
 
 
-def test_without_a_session_or_with_a_model_that_shares_nothing_every_lookup_is_a_miss(
-    side: SchedulerSide, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look: Callable[[Request], Answer] = lambda context: side.lookup(KEYS[0], context)  # noqa: E731
-    monkeypatch.setattr(side, "_shares", False)
-    assert look(request(side, "a", KEYS[:2])) is Answer.MISS
-    monkeypatch.setattr(side, "_shares", True)
+def test_without_a_session_every_lookup_is_a_miss(side: SchedulerSide, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side.session, "attached", None)
-    assert look(request(side, "b", KEYS[:2])) is Answer.MISS
+    assert side.lookup(KEYS[0], request(side, "b", KEYS[:2])) is Answer.MISS
     assert side.session.posted == []
+
+
+@pytest.mark.usefixtures("side")
+def test_a_model_with_groups_that_no_plan_is_made_for_shares_nothing() -> None:
+    side = attached([*FULL_ATTENTION, Group(1, STATE, 1, 4)])
+    context = request(side, "a", KEYS[:2])
+    assert side.lookup(KEYS[0], context) is Answer.MISS
+    side.submit_store(job(1, KEYS[:2], context))
+    assert [(result.job, result.success) for result in side.finished_jobs()] == [(1, False)]
+    assert side.session.posted == []
+
+
+def hybrid_keys(blocks: int) -> tuple[list[bytes], list[bytes]]:
+    chains = [[bytes([i]) * 32 + group.number.to_bytes(4, "big") for i in range(blocks)] for group in HYBRID]
+    return chains[0], chains[1]
+
+
+@pytest.mark.usefixtures("side")
+def test_a_store_of_several_groups_names_parents_of_full_attention_alone() -> None:
+    side = attached(HYBRID)
+    window, full = hybrid_keys(2)
+    context = request(side, "r", [])
+    context._offload_key_positions.update({key: 4 * (i + 1) for chain in (window, full) for i, key in enumerate(chain)})
+    side.submit_store(job(1, [full[1], window[1], full[0]], context))
+    header, tail = side.session.posted[-1]
+    assert header["rows"] == [2, 0, 1]
+    assert tail == full[0] + bytes(36) + full[1] + full[0] + window[1] + bytes(36)
+
+
+@pytest.mark.usefixtures("side")
+def test_one_lookup_carries_the_chains_of_all_groups_and_what_the_engine_lacks_of_each() -> None:
+    side = attached(HYBRID)
+    window, full = hybrid_keys(4)
+    context = request(side, "r", [])
+    context._offload_key_positions.update({key: 4 * (i + 1) for chain in (full, window) for i, key in enumerate(chain)})
+    assert [side.lookup(key, context) for key in (full[2], full[3])] == [Answer.RETRY, Answer.MISS]
+    # the engine holds the window's block 2 itself
+    assert [side.lookup(key, context) for key in (window[3], window[1])] == [Answer.RETRY, Answer.MISS]
+    side.end_step((), ())
+    header, tail = side.session.posted[-1]
+    assert tail == b"".join([*window, *full])
+    assert (header["verb"], header["lacks"]) == ("lookup", [[1, 2], [3, 4], [6, 8]])
 
 
 def test_the_agents_probe_is_computed_and_its_store_bears_the_mark_and_is_no_request_of_the_account(

@@ -85,7 +85,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 SPEC = types.SimpleNamespace(config=types.SimpleNamespace(engine_id="e"))
-HEADER = {"groups": 1, "format": {"weights_epoch": ""}, "engine": "e"}
+HEADER = {"format": {"weights_epoch": ""}, "engine": "e"}
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def make(tier_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Side], 
     def made(side: Side) -> Any:
         monkeypatch.setattr(tier_module.geometry, "host_pool", lambda spec, view: None)
         monkeypatch.setattr(tier_module.geometry, "attach_header", lambda spec, pool: dict(HEADER))
+        monkeypatch.setattr(tier_module.geometry, "groups_of", lambda spec: [])
         monkeypatch.setattr(tier_module, "SchedulerSide", lambda *_, **__: side)
         monkeypatch.setattr(tier_module.adapters, "install", lambda: None)
         monkeypatch.setattr(tier_module.epoch, "follow", lambda engine_id, tier: None)

@@ -140,9 +140,13 @@ class Locator:
         chains: Sequence[Sequence[bytes]],
         deadline: float,
         starts: Sequence[int] = (),
+        *,
+        in_groups: bool = True,
     ) -> Holders:
         """Who holds what of each chain, which must be told from its beginning: its groups depend on that. deadline: as
-        of `locate`. starts: for each chain, where the blocks begin that are asked for; 0 where it is empty."""
+        of `locate`. starts: for each chain, where the blocks begin that are asked for; 0 where it is empty. in_groups:
+        whether holders know which group of its chain a block belongs to, and so at which homes it was announced; of
+        windows, which are kept without the blocks before them, they don't, and the holders themselves are asked."""
         self._account.count("lookups")
         live = self._members.live(fingerprint)
         usable = [member for member in live if self._breakers.usable(member.address)]
@@ -152,7 +156,8 @@ class Locator:
         until = time.monotonic() + seconds
         table = Table(chains, MAX_KEYS, starts)
         homes = self._homes
-        if homes is None or len(usable) <= max(HANDFUL, len(table.pieces)) or not homes.look(fingerprint).members:
+        few = len(usable) <= max(HANDFUL, len(table.pieces))
+        if homes is None or few or not in_groups or not homes.look(fingerprint).members:
             calls = [_Call(member, table.pieces, as_home=False) for member in usable[:MAX_ASKED]]
             answered = self._ask(table, calls, fingerprint, until, usable)
             reached = table.pieces if len(answered) == len(calls) else []

@@ -4,31 +4,33 @@ The engine port's handler. The host pool's descriptor is mapped read-only for th
 the engine as a descriptor that can't be mapped writable.
 """
 
+import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
 from kvpool_agent.flows.finished import finish_request
-from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow
+from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow, Request
 from kvpool_agent.flows.probe import ProbeFlow, Row
 from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
+from kvpool_agent.policy.boundary import Blocks
 from kvpool_agent.policy.difference import differences
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, NoRoom, OtherFormat, Slab, Slabs
 from kvpool_client import wire
+from kvpool_client.groups import GROUP_BYTES, Group, from_header, number_of, obstacle, reference
 from kvpool_client.memory import ReadOnlyMapping, copy
 from kvpool_contract.names import format_fingerprint
 from kvpool_contract.reasons import REASONS
 
 log = logging.getLogger("kvpool.attach")
 
-GROUP_BYTES = 4
 MAX_ROW_BYTES = 1 << 30
 MAX_PLAN_LEASES = 1024
 MAX_PROBE_BLOCKS = 8
@@ -90,12 +92,16 @@ class EngineHandler:
         if version is None:
             raise Refusal("engine_port_version")
         fields, rows, row_bytes = header["format"], header["rows"], header["row_bytes"]
-        hash_bytes, groups = header["hash_bytes"], header.get("groups", 1)
+        hash_bytes = header["hash_bytes"]
+        try:
+            groups = from_header(header["groups"])
+        except ValueError as error:
+            log.warning("attach: %s", error)
+            raise Refusal("geometry_refused") from None
         engine = str(header.get("engine", ""))
         if not (
             isinstance(fields, dict)
             and all(isinstance(n, int) and n > 0 for n in (rows, row_bytes, hash_bytes))
-            and isinstance(groups, int)
             and row_bytes <= MAX_ROW_BYTES
             and hash_bytes <= 256
             and len(frame.descriptors) == 1
@@ -150,8 +156,8 @@ class EngineHandler:
             os.close(reader)
         log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
-        if groups != 1:
-            self._hooks.bare("groups_unsupported")
+        if reason := obstacle(groups):
+            self._hooks.bare(reason)
         else:
             self.probe.attached(engine, slab, port.end)
             self._hooks.attached(slab)
@@ -174,7 +180,13 @@ class EngineSession:
     """One attached engine's frames (engine_port.server.Session). Called by its connection's thread."""
 
     def __init__(
-        self, handler: EngineHandler, slab: Slab, pool: HostPool, hash_bytes: int, groups: int, port: Port
+        self,
+        handler: EngineHandler,
+        slab: Slab,
+        pool: HostPool,
+        hash_bytes: int,
+        groups: Sequence[Group],
+        port: Port,
     ) -> None:
         self._handler = handler
         self._slab = slab
@@ -190,7 +202,7 @@ class EngineSession:
         handler, header = self._handler, frame.header
         match frame.verb:
             case "lookup":
-                self._on_lookup(int(header["plan"]), int(header["start"]), self._keys(frame.tail))
+                self._on_lookup(int(header["plan"]), header["lacks"], int(header["room"]), frame.tail)
             case "load":
                 self._on_load(int(header["call"]), self._keys(frame.tail), int(header.get("done_plan", 0)))
             case "release":
@@ -204,6 +216,7 @@ class EngineSession:
             case "finished":
                 self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
                 handler.account.miss("no_room", int(header.get("without_room", 0)))
+                handler.account.miss("evicted", int(header.get("lost", 0)))
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
@@ -217,16 +230,45 @@ class EngineSession:
     def _keys(self, tail: bytes) -> list[bytes]:
         return [self._slab.key(k, self._hash_bytes) for k in wire.split(tail, self._hash_bytes + GROUP_BYTES)]
 
-    def _on_lookup(self, plan: int, start: int, chain: list[bytes]) -> None:
-        def answer(end: int, lease: int) -> None:
+    def _by_group(self, tail: bytes) -> list[list[bytes]]:
+        """The engine's keys in a tail, by group and in their order. Raises WireError for a key of no group."""
+        chains: dict[int, list[bytes]] = {group.number: [] for group in self._groups}
+        for key in wire.split(tail, self._hash_bytes + GROUP_BYTES):
+            if number_of(key) not in chains:
+                raise wire.WireError(f"a key of group {number_of(key)}, of which the attach said nothing")
+            chains[number_of(key)].append(key)
+        return list(chains.values())
+
+    def _block_keys(self, chains: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+        return [[self._slab.key(key, self._hash_bytes) for key in chain] for chain in chains]
+
+    def _on_lookup(self, plan: int, runs: Any, room: int, tail: bytes) -> None:
+        chains = self._by_group(tail)
+        count = sum(map(len, chains))
+        lacks = [False] * count
+        last = 0
+        for run in runs:
+            first, end = run
+            if not (type(first) is type(end) is int and last <= first < end <= count):
+                raise wire.WireError(f"run {run!r} of a lookup of {count} blocks")
+            lacks[first:end] = [True] * (end - first)
+            last = end
+        if not last:
+            raise wire.WireError("a lookup that lacks nothing")
+        starts = [0, *itertools.accumulate(map(len, chains))]
+        blocks = [
+            Blocks(group, lacks[start : start + len(chain)])
+            for group, chain, start in zip(self._groups, chains, starts, strict=False)
+        ]
+
+        def answer(hits: Sequence[Sequence[int]], lease: int) -> None:
             self._plan_leases[plan] = lease
             while len(self._plan_leases) > MAX_PLAN_LEASES:  # those of plans that were never used are long over
                 self._plan_leases.pop(next(iter(self._plan_leases)), None)
-            self._port.send({"verb": "plan", "plan": plan, "hits": list(range(start, end))})
+            indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
+            self._port.send({"verb": "plan", "plan": plan, "hits": indexes})
 
-        if not 0 <= start < len(chain):
-            raise wire.WireError(f"a lookup of {len(chain)} blocks starts at {start}")
-        self._handler.lookup.submit(self._slab, chain, start, answer)
+        self._handler.lookup.submit(self._slab, Request(blocks, self._block_keys(chains), room), answer)
 
     def _on_load(self, call: int, keys: list[bytes], done_plan: int) -> None:
         lease, held = self._slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
@@ -235,10 +277,13 @@ class EngineSession:
         self._port.send({"verb": "leased", "call": call, "lease": lease, "slots": slots})
 
     def _on_finished(self, prompt: int, asked: int, loaded: int, tail: bytes) -> None:
-        if self._groups == 1:
-            finish_request(self._handler.account, self._slab, self._keys(tail), prompt, asked, loaded)
+        chains = self._by_group(tail)
+        if not (reason := obstacle(self._groups)):
+            keys = self._block_keys(chains)
+            finish_request(self._handler.account, self._slab, self._groups, keys, prompt, asked, loaded)
         elif asked >= 0:
-            self._handler.account.miss("groups_unsupported", prompt - asked)
+            prompt = min(prompt, len(chains[reference(self._groups)]))
+            self._handler.account.miss(reason, prompt - asked)
 
     def _on_commit(self, job: int) -> None:
         """What an engine stored before the verdict on it is published, or forgotten, with the verdict."""

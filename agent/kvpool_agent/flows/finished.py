@@ -5,16 +5,34 @@ from collections.abc import Sequence
 
 from kvpool_agent.account import Account
 from kvpool_agent.store.slab import Slab
+from kvpool_client.groups import FULL, Group, reference
 
 
 def finish_request(
-    account: Account, slab: Slab, chain: Sequence[bytes], prompt_blocks: int, asked: int, loaded: int
+    account: Account,
+    slab: Slab,
+    groups: Sequence[Group],
+    chains: Sequence[Sequence[bytes]],
+    prompt_blocks: int,
+    asked: int,
+    loaded: int,
 ) -> None:
-    """chain: all block keys of the request, in order. asked: index of the first block that the engine did not hold,
-    -1 when it held the whole prompt; loaded: how many it took from here."""
+    """chains: all block keys of the request by group, in order. In blocks of the reference group: prompt_blocks, those
+    of the prompt; asked: index of the first block that the engine did not hold, -1 when it held the whole prompt;
+    loaded: how many it took from here."""
+    place = reference(groups)
+    chain = chains[place]
     prompt = min(prompt_blocks, len(chain))
     found = prompt if asked < 0 else min(asked + loaded, prompt)
-    account.request(chain[:found], prompt - found)
-    slab.arena.place(chain)
+    hits = chain[:found]
+    if groups[place].kind != FULL and 0 <= asked < found:
+        # of a window's blocks the last alone come; by whom they were computed goes for the prefix that they stand for
+        hits = [*chain[:asked], *[chain[found - 1]] * (found - asked)]
+    account.request(hits, prompt - found)
+    for group, keys in zip(groups, chains, strict=True):
+        if group.kind == FULL:
+            slab.arena.place(keys)
+    now = time.monotonic()
     with slab.heat_lock:
-        slab.heat.count(chain, time.monotonic())
+        for group, keys in zip(groups, chains, strict=True):
+            slab.heat.count(keys, now, linked=group.kind == FULL)

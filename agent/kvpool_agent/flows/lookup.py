@@ -1,21 +1,27 @@
-"""The plan of one request: what of its chain lies, or can be brought, into the arena before the load deadline.
+"""The plan of one request: what of its blocks lies, or can be brought, into the arena before the load deadline.
 
-The longest run from the first block the engine lacks: first what is here, then what members hold. Of what one member
-promised and did not serve, another that holds it is asked while there is time. The engine is answered when the bytes
-lie verified in the arena, or at the deadline with what has come by then.
+The longest boundary that is legal in every KV group, with what the engine holds, what is here, and what members hold.
+Only what that boundary needs is brought: where a window's last blocks are nowhere, nothing moves for the sake of the
+rest. The engine is answered when the bytes lie verified in the arena, or at the deadline with the longest boundary
+that has come by then. Of what one member promised and did not serve, another that holds it is asked while there is
+time.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from kvpool_agent.account import Account
-from kvpool_agent.directory.locate import Locator, join_segments
+from kvpool_agent.directory.locate import Holders, Locator
 from kvpool_agent.flows.fetch import Fetcher, Wanted
+from kvpool_agent.policy import sources
+from kvpool_agent.policy.boundary import NO_LIMIT, Blocks, first_lacking, longest, wanted
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
+from kvpool_client.groups import FULL, reference
 
 log = logging.getLogger("kvpool.lookup")
 
@@ -23,15 +29,53 @@ MAX_PLANS = 64
 THREADS = 16
 # from the plan's answer to the engine's load: a few of its steps, and a step may compute a long prompt
 HOLD_SECONDS = 10.0
-
-
 # a member that does not serve what it promised costs its blocks no more than the wait for the next one that has them
 SOURCES_TRIED = 4
 OWN_FAULTS = ("no_room", "just_restarted")  # with any source it would be the same
 
 NO_LEASE = 0
-# (end, lease): blocks [start, end) lie ready, kept by the lease
-Answer = Callable[[int, int], None]
+# (hits, lease): for each group the indexes of the blocks that lie ready, kept by the lease
+Answer = Callable[[Sequence[Sequence[int]], int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """`blocks` and `keys` by group: what the engine lacks, and the keys of those same blocks; `room`: how many blocks
+    its host pool can take in."""
+
+    blocks: Sequence[Blocks]
+    keys: Sequence[Sequence[bytes]]
+    room: int
+
+    def chosen(self, indexes: Sequence[Sequence[int]]) -> list[Wanted]:
+        """The blocks at these indexes, by group. Those of a full-attention chain have a parent."""
+        return [
+            Wanted(keys[i], keys[i - 1] if i and blocks.group.kind == FULL else b"")
+            for blocks, keys, chosen in zip(self.blocks, self.keys, indexes, strict=True)
+            for i in chosen
+        ]
+
+    def starts(self, here: Sequence[Sequence[bool]]) -> list[int]:
+        """By group, the first block that neither the engine nor the arena holds; the end where there is none."""
+        return [
+            next((i for i, lack in enumerate(blocks.lacks) if lack and not held[i]), len(blocks.lacks))
+            for blocks, held in zip(self.blocks, here, strict=True)
+        ]
+
+    @property
+    def is_full_attention(self) -> bool:
+        return all(blocks.group.kind == FULL for blocks in self.blocks)
+
+    def place_of(self, boundary: int) -> tuple[int, int]:
+        """The reference group, and its block at the boundary."""
+        number = reference([blocks.group for blocks in self.blocks])
+        return number, boundary // self.blocks[number].group.block_tokens
+
+    def beyond(self, boundary: int) -> int:
+        """Blocks of the reference group that are computed when the request goes on at the boundary."""
+        blocks = self.blocks[reference([blocks.group for blocks in self.blocks])]
+        size = blocks.group.block_tokens
+        return max(0, len(blocks.lacks) - max(-(-boundary // size), first_lacking(self.blocks) // size))
 
 
 class LookupFlow:
@@ -54,88 +98,156 @@ class LookupFlow:
         self._places = threading.BoundedSemaphore(MAX_PLANS)
         self._pool = ThreadPoolExecutor(THREADS, "kvpool-plan")
 
-    def submit(self, slab: Slab, chain: Sequence[bytes], start: int, answer: Answer) -> None:
-        """Plans `chain[start:]` and answers."""
+    def submit(self, slab: Slab, request: Request, answer: Answer) -> None:
+        """Plans the request and answers."""
         if not self._places.acquire(blocking=False):
-            self._account.miss("busy", len(chain) - start)
-            answer(start, NO_LEASE)
+            self._account.miss("busy", request.beyond(0))
+            answer([()] * len(request.blocks), NO_LEASE)
             return
         deadline = time.monotonic() + self.load_seconds
-        self._pool.submit(self._run, slab, chain, start, deadline, answer)
+        self._pool.submit(self._run, slab, request, deadline, answer)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, slab: Slab, chain: Sequence[bytes], start: int, deadline: float, answer: Answer) -> None:
-        ready, lease = 0, NO_LEASE
+    def _run(self, slab: Slab, request: Request, deadline: float, answer: Answer) -> None:
+        hits: Sequence[Sequence[int]] = [()] * len(request.blocks)
+        lease = NO_LEASE
         try:
-            ready, lease = self.plan(slab, chain, start, deadline)
+            hits, lease = self.plan(slab, request, deadline)
         except Exception:
             log.exception("plan failed")
-            self._account.miss("unknown", len(chain) - start)
+            self._account.miss("unknown", request.beyond(0))
         finally:
             self._places.release()
-            answer(start + ready, lease)
+            answer(hits, lease)
 
-    def plan(self, slab: Slab, chain: Sequence[bytes], start: int, deadline: float) -> tuple[int, int]:
-        """How many blocks from `start` on lie ready in the arena, and the lease that keeps them there; counts the
-        misses of the rest."""
+    def plan(self, slab: Slab, request: Request, deadline: float) -> tuple[list[list[int]], int]:
+        """For each group the blocks that lie ready in the arena and that the engine lacks for the longest boundary, and
+        the lease that keeps them there; counts the misses of the rest."""
         self._account.count("plans")
         obstacle = self._obstacle(deadline)
         if obstacle:
-            self._account.miss(obstacle, len(chain) - start)
-            return 0, NO_LEASE
-        wanted = [Wanted(key, chain[i - 1] if i else b"") for i, key in enumerate(chain) if i >= start]
-        keys = [w.key for w in wanted]
-        reason = ""
-        here = slab.arena.run(keys)
-        kept, _ = slab.arena.lease(keys[:here], time.monotonic(), self.load_seconds + HOLD_SECONDS)
+            self._account.miss(obstacle, request.beyond(0))
+            return [[] for _ in request.blocks], NO_LEASE
+        here = _held(slab, request)
+        end = min(blocks.tokens for blocks in request.blocks)
+        possible = reach = longest(request.blocks, here)
+        planned = longest(request.blocks, here, request.room)
+        # what is here for this boundary stays here while the rest comes
+        ready = request.chosen(wanted(request.blocks, planned))
+        kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
+        reason = rest_reason = ""
         try:
-            if here < len(keys):
-                reason = self._bring(slab, chain, start + here, wanted[here:], deadline)
+            if possible < end:
+                found = self._locator.holders(
+                    slab.fingerprint, request.keys, deadline, request.starts(here), in_groups=request.is_full_attention
+                )
+                anywhere = _anywhere(here, found)
+                possible = longest(request.blocks, anywhere)
+                reach = _reach_of_full_attention(request, anywhere)
+                planned = longest(request.blocks, anywhere, request.room)
+                rest_reason = "deadline" if time.monotonic() >= deadline else found.reason_at(*request.place_of(reach))
+                reason = self._bring(slab, request, planned, found, deadline)
         finally:
             slab.arena.release(kept)
-        ready, lease = self._verified_run(slab, keys)
-        self._account.miss(reason or "evicted", len(keys) - ready)
-        return ready, lease
+        came, hits, lease = self._verified(slab, request)
+        planned = max(planned, came)  # more may have come than was known of
+        possible = max(possible, planned)
+        miss, at = self._account.miss, request.beyond
+        miss(reason or "evicted", at(came) - at(planned))
+        miss("no_room", at(planned) - at(possible))
+        miss("window_missing", at(possible) - at(max(reach, possible)))
+        miss(rest_reason or "evicted", at(max(reach, possible)))
+        return hits, lease
 
-    def _bring(self, slab: Slab, chain: Sequence[bytes], start: int, wanted: Sequence[Wanted], deadline: float) -> str:
-        """Fetches `wanted`, the blocks of the chain from `start` on; why not all of them came."""
-        keys = [w.key for w in wanted]
-        found = self._locator.holders(slab.fingerprint, [chain], deadline, [start])
-        held = {address: row[start:] for address, row in found.held[0].items()}
-        end = max((segment.end for segment in join_segments(held, len(keys))), default=0)
-        reason = found.reason_at(0, start + end)
-        for _ in range(SOURCES_TRIED):
-            segments = join_segments(held, len(keys))
-            failed = ""
-            for segment in segments:
-                others = sum(row[segment.start] for row in held.values()) > 1
-                part = wanted[segment.start : segment.end]
-                failed = self._fetcher.fetch(slab, segment.address, part, "demand", _sooner(deadline, others))
-                if failed:
-                    held.pop(segment.address)
+    def _bring(self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float) -> str:
+        """Fetches what the boundary needs and is not here; the reason where not all of it came."""
+        here = _held(slab, request)
+        indexes = [
+            [i for i in chosen if not held[i]]
+            for chosen, held in zip(wanted(request.blocks, boundary), here, strict=True)
+        ]
+        missing = request.chosen(indexes)
+        if not missing:
+            return ""
+        ready = request.chosen(wanted(request.blocks, boundary))
+        kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
+        held_by = [dict(rows) for rows in found.held]
+        reason = ""
+        try:
+            for _ in range(SOURCES_TRIED):
+                failed = ""
+                for address, blocks, others in _pieces(request, indexes, held_by):
+                    failed = self._fetcher.fetch(slab, address, blocks, "demand", _sooner(deadline, others))
+                    if failed:
+                        for rows in held_by:
+                            rows.pop(address, None)
+                        break
+                reason = failed or reason
+                if not failed or failed in OWN_FAULTS or time.monotonic() >= deadline:
                     break
-            reason = failed or reason
-            if not failed or failed in OWN_FAULTS or time.monotonic() >= deadline:
-                break
-        self._fetcher.in_flight.wait_for(keys[:end], deadline)
-        return "deadline" if time.monotonic() >= deadline else reason
+            self._fetcher.in_flight.wait_for([w.key for w in missing], deadline)
+            return "deadline" if time.monotonic() >= deadline else reason
+        finally:
+            slab.arena.release(kept)
 
-    def _verified_run(self, slab: Slab, keys: Sequence[bytes]) -> tuple[int, int]:
-        """The run of blocks whose bytes match their tags now, and the lease that holds them until the engine's
-        load."""
-        run = slab.arena.run(keys)
-        lease, held = slab.arena.lease(keys[:run], time.monotonic(), HOLD_SECONDS)
-        for i, block in enumerate(held):
-            if block is None:
-                return i, lease
-            if tag_of(block.key, slab.view(block.slot)) != block.tag:
-                self._account.count("tag_failures")
-                log.error("a block in the arena does not match its tag any more; it is dropped")
-                slab.arena.drop(block.key)
-                return i, lease
-        return run, lease
+    def _verified(self, slab: Slab, request: Request) -> tuple[int, list[list[int]], int]:
+        """The longest boundary for which all blocks are here now and match their tags, those blocks, and the lease that
+        holds them until the engine's load."""
+        verified: set[bytes] = set()
+        while True:
+            boundary = longest(request.blocks, _held(slab, request), request.room)
+            hits = wanted(request.blocks, boundary)
+            keys = [w.key for w in request.chosen(hits)]
+            lease, held = slab.arena.lease(keys, time.monotonic(), HOLD_SECONDS)
+            sound = True
+            for block in held:
+                if block is None:  # evicted since it was found
+                    sound = False
+                elif block.key not in verified and tag_of(block.key, slab.view(block.slot)) != block.tag:
+                    sound = False
+                    self._account.count("tag_failures")
+                    log.error("a block in the arena does not match its tag any more; it is dropped")
+                    slab.arena.drop(block.key)
+                else:
+                    verified.add(block.key)
+            if sound:
+                return boundary, hits, lease
+            slab.arena.release(lease)
+
+
+def _held(slab: Slab, request: Request) -> list[list[bool]]:
+    return [slab.arena.held(keys) for keys in request.keys]
+
+
+def _anywhere(here: Sequence[Sequence[bool]], found: Holders) -> list[list[bool]]:
+    return [
+        [any(flags) for flags in zip(own, *members.values(), strict=True)]
+        for own, members in zip(here, found.held, strict=True)
+    ]
+
+
+def _reach_of_full_attention(request: Request, held: Sequence[Sequence[bool]]) -> int:
+    """The longest boundary if windows asked for nothing."""
+    full = [i for i, blocks in enumerate(request.blocks) if blocks.group.kind == FULL]
+    return longest([request.blocks[i] for i in full], [held[i] for i in full], NO_LIMIT) if full else 0
+
+
+def _pieces(
+    request: Request, indexes: Sequence[Sequence[int]], held: Sequence[Mapping[str, Sequence[bool]]]
+) -> list[tuple[str, list[Wanted], bool]]:
+    """What to fetch from whom, in order, and whether others hold the same; neighbours at one member are one piece."""
+    pieces: list[tuple[str, list[Wanted], bool]] = []
+    for place, chosen in enumerate(indexes):
+        for address, part in sources.share(held[place], chosen):
+            blocks = request.chosen([part if i == place else () for i in range(len(indexes))])
+            others = sum(row[part[0]] for row in held[place].values()) > 1
+            if pieces and pieces[-1][0] == address:
+                _, before, also = pieces.pop()
+                blocks, others = [*before, *blocks], also and others
+            pieces.append((address, blocks, others))
+    return pieces
 
 
 def _sooner(deadline: float, others: bool) -> float:

@@ -33,8 +33,9 @@ class HeatTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def count(self, chain: Sequence[bytes], now: float) -> None:
-        """One request contained these blocks, in this order from the beginning of its prompt."""
+    def count(self, chain: Sequence[bytes], now: float, *, linked: bool = True) -> None:
+        """One request contained these blocks, in this order from the beginning of its prompt. linked: whether a block
+        is worth nothing without those before it, and so has a parent."""
         if not self._entries:
             self._epoch = now
         if now - self._epoch > _REBASE_AFTER:
@@ -44,7 +45,7 @@ class HeatTable:
         for depth, key in enumerate(chain):
             heat = self._entries[key][0] if key in self._entries else 0.0
             self._entries[key] = (heat + weight, parent, depth)
-            parent = key
+            parent = key if linked else b""
         if len(self._entries) > self._limit:
             keep = sorted(self._entries.items(), key=lambda item: (-item[1][0], item[1][2]))
             self._entries = dict(keep[: self._limit - self._limit // 10])

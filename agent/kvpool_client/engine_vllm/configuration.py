@@ -14,7 +14,7 @@ from kvpool_client.settings import Settings
 
 FORMAT_FIELD = "kvpool_format"
 BLOCK_TOKENS_FIELD = "kvpool_block_tokens"
-FULL_ATTENTION_FIELD = "kvpool_full_attention"
+KINDS_FIELD = "kvpool_group_kinds"  # written by our connector, which alone is given them
 LEAST_BLOCKS = 8
 # of each weights file: this many samples, evenly spaced from its first byte to its last
 WEIGHT_SAMPLES, SAMPLE_BYTES = 64, 64 << 10
@@ -27,7 +27,8 @@ def connector(chosen: Settings) -> Any:
     from vllm.config import KVTransferConfig
 
     return KVTransferConfig(
-        kv_connector="OffloadingConnector",
+        kv_connector="KvpoolConnector",
+        kv_connector_module_path="kvpool_client.engine_vllm.connector",
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={
@@ -58,7 +59,6 @@ def complete(chosen: Settings, config: Any) -> tuple[str, str] | None:
         return "weights_unidentified", f"{config.model_config.model!r} is no folder and no snapshot of a registry"
     extra = config.kv_transfer_config.kv_connector_extra_config
     extra[FORMAT_FIELD] = format_fields(config, weights)
-    extra[FULL_ATTENTION_FIELD] = config.model_config.get_sliding_window() is None
     return None
 
 

@@ -8,14 +8,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, FULL_ATTENTION_FIELD
+from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, KINDS_FIELD
 from kvpool_client.engine_vllm.epoch import engine_of
+from kvpool_client.groups import Group, to_header
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.scheduler_side import HostPool
 
-# the engine's hash of a block (SHA-256) and 4 bytes of its KV-cache group
-HASH_BYTES = 32
-KEY_BYTES = HASH_BYTES + 4
+HASH_BYTES = 32  # the engine's hash of a block: SHA-256
 
 
 def host_pool(spec: Any, view: memoryview) -> HostPool:
@@ -29,6 +28,16 @@ def host_pool(spec: Any, view: memoryview) -> HostPool:
     return HostPool(rows, row_bytes, address_of(view.cast("B")), descriptor)
 
 
+def groups_of(spec: Any) -> list[Group]:
+    """The model's KV-cache groups, in the order of the engine's configuration."""
+    kinds: list[tuple[str, int]] = spec.config.extra_config[KINDS_FIELD]
+    groups = []
+    for group in spec.config.groups:
+        kind, window = kinds[group.group_id]
+        groups.append(Group(group.group_id, kind, window, group.tokens_per_block * spec.blocks_per_chunk))
+    return groups
+
+
 def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
     """The attach verb's fields: format, geometry, and what the agent decides by."""
     return {
@@ -38,8 +47,7 @@ def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
         "row_bytes": pool.row_bytes,
         "rows": pool.rows,
         "hash_bytes": HASH_BYTES,
-        # 0 for a single group whose layers see a window only: plans answer for full attention alone
-        "groups": len(spec.config.groups) if spec.config.extra_config[FULL_ATTENTION_FIELD] else 0,
+        "groups": to_header(groups_of(spec)),
     }
 
 

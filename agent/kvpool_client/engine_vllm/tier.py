@@ -42,11 +42,10 @@ class KvpoolTier(SecondaryTierManager):
         try:
             pool = geometry.host_pool(offloading_spec, primary_kv_view)
             header = geometry.attach_header(offloading_spec, pool)
-            shares = header["groups"] == 1
             adapters.install()
             epoch.follow(str(offloading_spec.config.engine_id), self)
             self._header = header
-            side = SchedulerSide(socket, header, pool, geometry.KEY_BYTES, shares=shares)
+            side = SchedulerSide(socket, header, pool, geometry.groups_of(offloading_spec))
             side.start()
             self._side = side
         except Exception:  # noqa: BLE001 - the engine must start; the reason goes to the agent

@@ -109,9 +109,9 @@ def test_promotions_leave_half_of_the_host_pool_to_what_is_computed_and_the_rest
     a.engine.serve(prompt("long", 14))
     b.until_sees(a)
     assert b.engine.serve(prompt("long", 14)) == Served(pool=8, computed=6)
-    # told at the block at which the engine's scan ended
-    assert b.until("told", lambda status: status.misses).misses == {"no_room": 1}
-    assert b.status().transfers["demand_in"].blocks == 14
+    # what finds no room is known before it is moved
+    assert b.until("told", lambda status: status.misses).misses == {"no_room": 6}
+    assert b.status().transfers["demand_in"].blocks == 8
     b.engine.forget()
     assert b.engine.serve(prompt("long", 14)[: 8 * 4 + 1]) == Served(pool=8)
 

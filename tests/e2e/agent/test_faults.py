@@ -79,7 +79,7 @@ def test_what_a_client_never_commits_is_not_published_and_its_slots_are_free_aga
     assert (a.status().arena.blocks, a.status().arena.used_bytes) == (0, 10 * ROW)
     channel.send({"verb": "forget", "job": 1})
     a.until("forgotten", lambda status: status.arena.used_bytes == 5 * ROW)
-    channel.send({"verb": "lookup", "plan": 1, "start": 0}, b"".join(keys))
+    channel.send({"verb": "lookup", "plan": 1, "lacks": [[0, 5]], "room": 8}, b"".join(keys))
     assert channel.receive().header == {"verb": "plan", "plan": 1, "hits": []}
     channel.close()
     status = a.until("gone", lambda status: not status.attached)

@@ -1,5 +1,7 @@
 """Makes a small random model with window and full attention layers: make_hybrid_model.py TOKENIZER_DIR TARGET_DIR.
 
+The engine gives it three KV-cache groups, two of them with a window that reaches into two of our blocks. The weights
+are wide, so that its answers are sharp and depend on what it has read.
 Run by the engine's interpreter, which has torch and transformers.
 """
 
@@ -19,7 +21,7 @@ config = Gemma3TextConfig(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=32,
-    sliding_window=64,
+    sliding_window=160,
     max_position_embeddings=2048,
     layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
     initializer_range=0.25,

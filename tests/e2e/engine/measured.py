@@ -72,3 +72,15 @@ def moved(status: dict[str, Any], what: str) -> tuple[int, int]:
     """(blocks, bytes) of one purpose and direction."""
     transfer = status["transfers"].get(what, {"blocks": 0, "bytes": 0})
     return transfer["blocks"], transfer["bytes"]
+
+
+def sees_only(replica: Replica, *addresses: str) -> None:
+    """Waits until these are the replica's peers, all live."""
+    wait_for(
+        f"{replica.name} sees {addresses}",
+        lambda: (
+            sorted(p["address"] for p in replica.status()["peers"] if p["live"]) == sorted(addresses)
+            and len(replica.status()["peers"]) == len(addresses)
+        ),
+        20,
+    )

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from engine.altering_member import AlteringMember, hot_list
-from engine.measured import BLOCK, ask, by_source, moved, prompt, settle
+from engine.measured import BLOCK, ask, by_source, moved, prompt, sees_only, settle
 from readiness_watch import watching
 from replica import Pool, Replica, wait_for
 
@@ -59,18 +59,6 @@ def test_one_altered_block_under_a_valid_tag_changes_the_answer_and_an_unaltered
         member.close()
         sees_only(b, address)
         sees_only(a, f"127.0.0.1:{b.peer_port}")
-
-
-def sees_only(replica: Replica, *addresses: str) -> None:
-    """Waits until these are the replica's peers, all live."""
-    wait_for(
-        f"{replica.name} sees {addresses}",
-        lambda: (
-            sorted(p["address"] for p in replica.status()["peers"] if p["live"]) == sorted(addresses)
-            and len(replica.status()["peers"]) == len(addresses)
-        ),
-        20,
-    )
 
 
 @ONE_TYPE

@@ -1,0 +1,91 @@
+"""vLLM's own OffloadingConnector, with two things that it leaves out for models with several KV-cache groups.
+
+The spec and the tier below it see how many tokens a block of each group has, and not what its layers look at. Only the
+connector is given that; it travels on in the connector's extra configuration, which the spec does see.
+
+And of a window, the engine's device keeps the last blocks alone. Where those begin in the middle of one of our blocks,
+the engine offers it all the same, with whatever lay in the rest of its row before; a request that goes on at an earlier
+boundary would look at that. So a block of which the device holds a part is not stored at all, not in the host pool
+either.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_offload.base import LookupResult
+
+from kvpool_client.engine_vllm.configuration import KINDS_FIELD
+from kvpool_client.groups import FULL, STATE, WINDOW
+
+log = logging.getLogger("kvpool.client")
+
+NOT_ON_DEVICE = 0  # the engine's number for a block that a window has left behind
+
+
+class KvpoolConnector(OffloadingConnector):
+    """Named in the connector's configuration (see configuration.connector)."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        plans = role == KVConnectorRole.SCHEDULER
+        if plans:
+            extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+            extra[KINDS_FIELD] = [kind_and_window(group) for group in kv_cache_config.kv_cache_groups]
+        super().__init__(vllm_config, role, kv_cache_config)
+        if plans and any(kind != FULL for kind, _ in extra[KINDS_FIELD]):
+            store_whole_blocks_alone(self.connector_scheduler)
+
+
+def kind_and_window(group: Any) -> tuple[str, int]:
+    """A group's kind, and the tokens that its window takes (0: all)."""
+    spec = group.kv_cache_spec
+    if isinstance(spec, FullAttentionSpec):
+        return FULL, 0
+    if isinstance(spec, MambaSpec):
+        return STATE, 1
+    # a draft model's window is asked one block further than it is used: never tried here
+    if isinstance(spec, SlidingWindowSpec) and not group.is_eagle_group:
+        return WINDOW, spec.sliding_window + spec.extra_retained_tokens
+    return type(spec).__name__, 1
+
+
+def store_whole_blocks_alone(scheduler: Any) -> None:
+    """Makes the engine's connector pass over blocks of which a part is not on the device. Where that can't be done,
+    nothing is stored: the wrapped method is the engine's private one, of which a test per version tells."""
+    build: Callable[[Any], Any] | None = getattr(scheduler, "_build_store_jobs", None)
+
+    def build_whole(scheduled: Any) -> Any:
+        if build is None:
+            return {}
+        try:
+            for request in [*scheduled.num_scheduled_tokens, *(scheduled.finished_req_ids or ())]:
+                pass_over_parts(scheduler, request)
+        except Exception:
+            log.exception("kvpool: the engine's stores can't be checked, so nothing is stored")
+            return {}
+        return build(scheduled)
+
+    scheduler._build_store_jobs = build_whole
+
+
+def pass_over_parts(scheduler: Any, request: str) -> None:
+    """Takes the last of its device blocks from each block of ours that has gaps: the engine stores none without it.
+    One that the host pool has is whole there, and is not copied again."""
+    status = scheduler._req_status.get(request)
+    if status is None:
+        return
+    size = scheduler.config.blocks_per_chunk
+    for group, state in zip(scheduler.config.kv_group_configs, status.group_states, strict=True):
+        if group.sliding_window_size_in_chunks is None:
+            continue
+        whole = min(len(state.block_ids) // size, len(state.offload_keys))
+        for index in range(state.next_stored_chunk_idx, whole):
+            blocks = state.block_ids[index * size : (index + 1) * size]
+            if NOT_ON_DEVICE not in blocks or blocks[-1] == NOT_ON_DEVICE:
+                continue
+            found = scheduler.manager.primary_tier.lookup(state.offload_keys[index], status.req_context)
+            if found is LookupResult.MISS:
+                state.block_ids[(index + 1) * size - 1] = NOT_ON_DEVICE

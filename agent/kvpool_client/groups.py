@@ -1,0 +1,67 @@
+"""The KV-cache groups of a model, as the engine port's two ends speak of them.
+
+A group is a set of layers that keep the same tokens. A block belongs to one group; an engine's key of a block is the
+engine hash and 4 bytes of the group's number. What a group must hold for a request to go on at a boundary is its kind:
+`full` all blocks from the beginning, `window` those of the last `window` tokens before it. Other kinds (recurrent
+state, attention in chunks, a draft model's window) are named, and such models share nothing yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GROUP_BYTES = 4
+FULL, WINDOW, STATE = "full", "window", "state"
+MAX_GROUPS = 64
+
+
+@dataclass(frozen=True)
+class Group:
+    """number: as in the keys; window: tokens before a boundary that must be held, 0 for all; block_tokens: tokens of
+    one block of ours."""
+
+    number: int
+    kind: str
+    window: int
+    block_tokens: int
+
+
+def to_header(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    return [asdict(group) for group in groups]
+
+
+def from_header(described: Any) -> list[Group]:
+    """The groups of an attach header. Raises ValueError when it describes none that can be."""
+    if not isinstance(described, list) or not 0 < len(described) <= MAX_GROUPS:
+        raise ValueError("groups is no list of at least one group")
+    groups = []
+    for entry in described:
+        if not isinstance(entry, dict):
+            raise ValueError("a group is no object")
+        group = Group(*(entry.get(name) for name in ("number", "kind", "window", "block_tokens")))  # type: ignore[arg-type]
+        numbers = (group.number, group.window, group.block_tokens)
+        if not isinstance(group.kind, str) or not all(type(n) is int and 0 <= n < 1 << 32 for n in numbers):
+            raise ValueError(f"group {group.number!r} has a field of the wrong type or size")
+        if not group.block_tokens or (group.kind == FULL) != (not group.window):
+            raise ValueError(f"group {group.number} has no block tokens, or a window that is not its kind's")
+        groups.append(group)
+    if len({group.number for group in groups}) != len(groups):
+        raise ValueError("two groups have the same number")
+    return groups
+
+
+def obstacle(groups: Sequence[Group]) -> str:
+    """Why plans can't be made for these groups, as a reason's word; empty when they can."""
+    kinds = {group.kind for group in groups} - {FULL, WINDOW}
+    return "" if not kinds else "state_groups_unsupported" if STATE in kinds else "groups_unsupported"
+
+
+def reference(groups: Sequence[Group]) -> int:
+    """Index of the group in whose blocks a request's prompt is counted: the first with full attention, else the
+    first."""
+    return next((i for i, group in enumerate(groups) if group.kind == FULL), 0)
+
+
+def number_of(key: bytes) -> int:
+    """The group's number in an engine's key."""
+    return int.from_bytes(key[-GROUP_BYTES:], "big")

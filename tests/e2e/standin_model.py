@@ -1,0 +1,57 @@
+"""The stand-in engine's models: their KV groups, the keys of a prompt's blocks, the bytes that computing gives."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvpool_client.groups import FULL, GROUP_BYTES, WINDOW, Group
+
+BLOCK_TOKENS = 4
+HASH_BYTES = 32
+KEY_BYTES = HASH_BYTES + GROUP_BYTES
+FULL_ATTENTION = (Group(0, FULL, 0, BLOCK_TOKENS),)
+# as Gemma's: two groups of window layers and one of full attention. The window takes two blocks and a bit of a third
+HYBRID = (
+    Group(0, WINDOW, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS),
+    Group(1, FULL, 0, BLOCK_TOKENS),
+    Group(2, WINDOW, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS),
+)
+
+
+def engine_keys(tokens: Sequence[int], group: Group = FULL_ATTENTION[0], salt: str = "") -> list[bytes]:
+    """Keys of a prompt's whole blocks in a group: a hash chained over the prefix, and the group."""
+    keys, digest = [], salt.encode()
+    size = group.block_tokens
+    for i in range(0, len(tokens) - size + 1, size):
+        digest = hashlib.sha256(digest + repr(list(tokens[i : i + size])).encode()).digest()
+        keys.append(digest + group.number.to_bytes(4, "big"))
+    return keys
+
+
+def block_bytes(key: bytes, size: int) -> bytes:
+    """What computing a block yields: the same everywhere, another for every key."""
+    return (key * (size // len(key) + 1))[:size]
+
+
+def prompt(name: str, blocks: int) -> list[int]:
+    """`blocks` whole blocks and one token more; two names share no block."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+    return [seed + i for i in range(blocks * BLOCK_TOKENS + 1)]
+
+
+def window_blocks(group: Group) -> int:
+    """Blocks that a window reaches into when it ends with one."""
+    return -(-group.window // group.block_tokens)
+
+
+@dataclass
+class Served:
+    """Blocks of one request's prompt: computed here, found in the host pool, loaded from the pool; `equal`: all bytes
+    loaded, and all that the host pool has of it in the end, are those that computing would have given; `rows`: blocks
+    of all groups that were loaded for it."""
+
+    computed: int = 0
+    host: int = 0
+    pool: int = 0
+    equal: bool = True
+    rows: int | None = None  # where the model has several groups

@@ -1,0 +1,169 @@
+"""Kinds of KV-cache groups, as our connector reads them off the engine's. The engine's classes are stand-ins here."""
+
+import enum
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvpool_client.groups import obstacle
+
+
+class FullAttentionSpec:
+    pass
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    pass
+
+
+class MambaSpec:
+    pass
+
+
+class SlidingWindowSpec:
+    sliding_window = 160
+    extra_retained_tokens = 2
+
+
+class ChunkedLocalAttentionSpec:
+    attention_chunk_size = 8192
+
+
+class OffloadingConnector:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        self.seen = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self.connector_scheduler = Scheduler() if role == ROLE.SCHEDULER else None
+
+
+class Scheduler:
+    """What the engine's connector keeps of its requests: blocks of two device blocks, in two groups."""
+
+    def __init__(self) -> None:
+        windows = (2, None)
+        self.config = types.SimpleNamespace(
+            blocks_per_chunk=2,
+            kv_group_configs=[types.SimpleNamespace(sliding_window_size_in_chunks=window) for window in windows],
+        )
+        self._req_status: dict[str, Any] = {}
+        self.manager = types.SimpleNamespace(primary_tier=self)
+        self.in_host_pool: set[str] = set()
+
+    def lookup(self, key: str, context: Any) -> Any:
+        return LookupResult.HIT if key in self.in_host_pool else LookupResult.MISS
+
+    def request(self, name: str, *, stored: int, blocks: list[int]) -> Any:
+        keys = [f"{name} {i}" for i in range(len(blocks) // 2)]
+        states = [
+            types.SimpleNamespace(next_stored_chunk_idx=stored, block_ids=list(blocks), offload_keys=keys)
+            for _ in range(2)
+        ]
+        self._req_status[name] = types.SimpleNamespace(group_states=states, req_context=None)
+        return states
+
+    def _build_store_jobs(self, scheduled: Any) -> Any:
+        return {"built": scheduled}
+
+
+LookupResult = enum.Enum("LookupResult", "MISS HIT HIT_PENDING RETRY")
+ROLE = types.SimpleNamespace(SCHEDULER="scheduler", WORKER="worker")
+
+
+@pytest.fixture
+def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    base = "vllm.distributed.kv_transfer.kv_connector.v1"
+    modules = {
+        base: {"KVConnectorRole": ROLE},
+        f"{base}.offloading_connector": {"OffloadingConnector": OffloadingConnector},
+        "vllm.v1.kv_cache_interface": {
+            "FullAttentionSpec": FullAttentionSpec, "MambaSpec": MambaSpec, "SlidingWindowSpec": SlidingWindowSpec
+        },
+        "vllm.v1.kv_offload.base": {"LookupResult": LookupResult},
+    }  # fmt: skip
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "kvpool_client.engine_vllm.connector", raising=False)
+    yield importlib.import_module("kvpool_client.engine_vllm.connector")
+    sys.modules.pop("kvpool_client.engine_vllm.connector", None)
+
+
+def group(spec: Any, *, draft: bool = False) -> Any:
+    return types.SimpleNamespace(kv_cache_spec=spec, is_eagle_group=draft)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "window", "reason"),
+    [
+        (group(FullAttentionSpec()), "full", 0, ""),
+        (group(MLAAttentionSpec()), "full", 0, ""),
+        (group(FullAttentionSpec(), draft=True), "full", 0, ""),
+        (group(SlidingWindowSpec()), "window", 162, ""),
+        (group(SlidingWindowSpec(), draft=True), "SlidingWindowSpec", 1, "groups_unsupported"),
+        (group(ChunkedLocalAttentionSpec()), "ChunkedLocalAttentionSpec", 1, "groups_unsupported"),
+        (group(MambaSpec()), "state", 1, "state_groups_unsupported"),
+    ],
+)
+def test_the_kind_and_window_of_a_group(connector: Any, found: Any, kind: str, window: int, reason: str) -> None:
+    from kvpool_client.groups import Group, from_header, to_header
+
+    assert connector.kind_and_window(found) == (kind, window)
+    described = from_header(to_header([Group(0, kind, window, 128)]))
+    assert obstacle(described) == reason
+
+
+@pytest.mark.parametrize("role", [ROLE.SCHEDULER, ROLE.WORKER])
+def test_the_spec_below_sees_the_kinds_in_the_process_that_plans(connector: Any, role: str) -> None:
+    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"a": 1}))
+    groups = types.SimpleNamespace(kv_cache_groups=[group(SlidingWindowSpec()), group(FullAttentionSpec())])
+    made = connector.KvpoolConnector(config, role, kv_cache_config=groups)
+    kinds = {"kvpool_group_kinds": [("window", 162), ("full", 0)]} if role == ROLE.SCHEDULER else {}
+    assert made.seen == {"a": 1, **kinds}
+
+
+def step(*scheduled: str, finished: tuple[str, ...] = ()) -> Any:
+    return types.SimpleNamespace(num_scheduled_tokens=dict.fromkeys(scheduled, 1), finished_req_ids=finished)
+
+
+def scheduler_of(connector: Any) -> Any:
+    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}))
+    groups = types.SimpleNamespace(kv_cache_groups=[group(SlidingWindowSpec()), group(FullAttentionSpec())])
+    return connector.KvpoolConnector(config, ROLE.SCHEDULER, kv_cache_config=groups).connector_scheduler
+
+
+def test_a_block_of_which_the_device_holds_a_part_is_passed_over(connector: Any) -> None:
+    scheduler = scheduler_of(connector)
+    window, full = scheduler.request("r", stored=0, blocks=[0, 0, 0, 5, 6, 7, 8])
+    _, other = scheduler.request("waits", stored=0, blocks=[0, 5])
+    done = scheduler.request("done", stored=1, blocks=[0, 5, 0, 6])[0]
+    known = scheduler.request("known", stored=0, blocks=[0, 5])[0]
+    scheduler.in_host_pool = {"known 0"}
+    scheduled = step("r", "unknown", "known", finished=("done",))
+    assert scheduler._build_store_jobs(scheduled) == {"built": scheduled}
+    assert window.block_ids == [0, 0, 0, 0, 6, 7, 8]  # the last one is not whole yet
+    assert full.block_ids == [0, 0, 0, 5, 6, 7, 8]
+    assert other.block_ids == [0, 5]
+    assert done.block_ids == [0, 5, 0, 0]  # what was stored already stays as it is
+    assert known.block_ids == [0, 5]
+
+
+def test_where_that_cannot_be_told_nothing_is_stored(connector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = scheduler_of(connector)
+    del scheduler.config
+    assert scheduler._build_store_jobs(step("r")) == {"built": step("r")}  # no request of that name
+    scheduler._req_status["r"] = None
+    scheduler._req_status["s"] = types.SimpleNamespace()
+    assert scheduler._build_store_jobs(step("s")) == {}
+    monkeypatch.delattr(Scheduler, "_build_store_jobs")
+    assert scheduler_of(connector)._build_store_jobs(step("r")) == {}
+
+
+def test_an_engine_with_full_attention_alone_is_left_as_it_is(connector: Any) -> None:
+    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}))
+    groups = types.SimpleNamespace(kv_cache_groups=[group(FullAttentionSpec())])
+    made = connector.KvpoolConnector(config, ROLE.SCHEDULER, kv_cache_config=groups)
+    assert "_build_store_jobs" not in vars(made.connector_scheduler)
