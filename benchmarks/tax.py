@@ -15,8 +15,8 @@ What differs between the arms is kvpool alone:
 - The same variables, the same PYTHONPATH (in a bare server the client finds no configuration and does nothing), the
   same model options, the same clock for the scheduler's steps.
 
-`--executor mp` keeps vLLM's worker in a process of its own, which spins on the same cores; the default `uni` is what
-vLLM chooses on one GPU.
+On a CPU vLLM keeps its worker in a process of its own whatever is asked, and that and the core spin on their core while
+they wait for each other: an engine's CPU seconds hold some of that waiting.
 """
 
 import argparse
@@ -44,6 +44,7 @@ from replica import Pool, Replica, Tools  # noqa: E402
 
 ARMS = ("bare", "bare too", "joined")
 WARM_UP = 2
+EXECUTOR = "uni"  # what vLLM chooses on one GPU
 
 
 @dataclass
@@ -251,7 +252,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a folder; goes with --engine-python")
     parser.add_argument("--engine-arguments", default="", help="added to the servers' own")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--executor", choices=("uni", "mp"), default="uni")
     options = parser.parse_args()
     if bool(options.engine_python) != bool(options.model):
         raise SystemExit("tax.py: --engine-python and --model go together.")
@@ -267,13 +267,13 @@ def main() -> None:
     all_series, agent = {arm: Series() for arm in ARMS}, Series()
     print(
         f"{options.starts} starts of {options.rounds} rounds, {load.prompt_tokens} prompt and {load.answer_tokens} "
-        f"answer tokens, {load.together} at a time, executor {options.executor}; {rounds.machine()}",
+        f"answer tokens, {load.together} at a time; {rounds.machine()}",
         flush=True,
     )
     for _ in range(options.starts):
         with tempfile.TemporaryDirectory(prefix="kvpool-tax-") as folder:
             arguments = tuple(shlex.split(options.engine_arguments))
-            pool = Pool(tools, Path(folder), dtype=options.dtype, executor=options.executor, engine_arguments=arguments)
+            pool = Pool(tools, Path(folder), dtype=options.dtype, executor=EXECUTOR, engine_arguments=arguments)
             try:
                 one_start(pool, load, options.rounds, (engine_cores, other_cores), all_series, agent)
             finally:
