@@ -239,3 +239,11 @@ def test_an_engine_that_stores_nothing_of_it_has_shown_nothing(monkeypatch: pyte
     monkeypatch.setattr(Engine, "store", lambda self, token: None)
     bench = Bench(Engine(200), Others(b=OURS))
     assert (bench.state(), bench.flow.snapshot().blocks) == ("not_run", [])
+
+
+def test_rows_that_were_let_go_at_first_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_flow, "STORED_SECONDS", 0.05)
+    store, engine = Engine.store, Engine(200)
+    monkeypatch.setattr(Engine, "store", lambda self, token: store(self, token) if len(self.asked) > 1 else None)
+    bench = Bench(engine, Others(b=OURS))
+    assert (bench.state(), len(engine.asked)) == ("same", 2)

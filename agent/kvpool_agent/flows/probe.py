@@ -36,7 +36,8 @@ PENDING, ALONE, NOT_RUN = "pending", "alone", "not_run"
 SETTLED = (SAME, CLOSE, ALONE, NOT_RUN, MISMATCH)
 HEALTHY_SECONDS = 600.0  # from an attach to an engine that answers on its port
 ANSWER_SECONDS = 30.0
-STORED_SECONDS = 5.0  # from the engine's answer to its rows
+STORED_SECONDS = 2.0  # from the engine's answer to its rows
+TRIES = 3  # a client that has not yet taken in its attach lets the rows go
 FETCH_SECONDS = 5.0
 SETTLE_SECONDS = 3.0
 WAIT_SECONDS = 2.0  # that a lookup waits for the verdict
@@ -44,6 +45,7 @@ AGAIN_SECONDS = 1.0  # until a member is asked again that had published blocks a
 PAUSE_SECONDS = 0.25
 MAX_WAITING = 1024  # commits that wait for the verdict
 MAX_SESSIONS = 64  # of one engine, to be ended with a mismatch
+NOT_STORED = "the engine did not store what it computed"
 CACHE_SALT = "kvpool-probe"
 # above the special tokens of all usual vocabularies, below the size of any
 FIRST_TOKEN, TOKENS = 300, 500
@@ -214,7 +216,10 @@ class ProbeFlow:
 
     def _run(self, attempt: _Attempt) -> None:
         try:
-            obstacle = self._ask(attempt) or self._stored(attempt)
+            for _ in range(TRIES):
+                obstacle = self._ask(attempt) or self._stored(attempt)
+                if obstacle != NOT_STORED:
+                    break
             attempt.computed = not obstacle
         except Exception:
             log.exception("the probe failed")
@@ -280,7 +285,7 @@ class ProbeFlow:
 
         with self._changed:
             self._changed.wait_for(ended, timeout=STORED_SECONDS)
-            return "" if attempt.rows else "the engine did not store what it computed"
+            return "" if attempt.rows else NOT_STORED
 
     def _compare(self, attempt: _Attempt, deadline: float) -> bool:
         """Compares with the first member that has the rows, members that are ready before others; False when one that
