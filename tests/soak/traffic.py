@@ -16,7 +16,9 @@ REMEMBERED = 24  # of the prompts that come once
 LEAST_BLOCKS, MOST_BLOCKS = 6, 20
 AT_ONCE = 3
 FORGET = 0.4  # share of the steps before which the host pool is emptied
-ONCE, AGAIN = 0.3, 0.1  # shares of the requests: prompts that are new, and new ones of others
+# shares of the requests: prompts that are new, and new ones of others. Each of these adds to the origins that an agent
+# remembers, up to a bound that an hour must not come near, or the growth of anything else would be hidden in it
+ONCE, AGAIN = 0.3, 0.02
 PAUSE_SECONDS = 0.15
 
 
