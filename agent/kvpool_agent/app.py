@@ -78,9 +78,10 @@ class Agent:
         self._slabs = Slabs(memory, writable_at)
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._dialer = Dialer(self._identity)
+        self._teller = Dialer(self._identity)  # announcements and requests never wait for each other's connections
         self._breakers = Breakers(self._account)
         self._members = MemberView(
-            config.members, self._dialer, place.member, self._gone, self._breakers.forget, self._own_format
+            config.members, self._dialer, place.member, self._gone, self._other, self._own_format
         )
         self._entries = Entries(self._account)
         self._homes = Homes(self._members, self._as_home)
@@ -91,11 +92,11 @@ class Agent:
             self._members,
             self._homes,
             self._entries,
-            self._dialer,
+            self._teller,
             self._account,
             lambda: self._probe.withdrawn,
         )
-        self._orphans = OrphanCheck(self._slabs, self._members, self._dialer, self._breakers)
+        self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
         self._probe = ProbeFlow(
             config.engine.port,
@@ -172,6 +173,7 @@ class Agent:
             self._lookup.close()
             self._locator.close()
             self._dialer.close()
+            self._teller.close()
             await runner.cleanup()
 
     def stop(self) -> None:
@@ -229,6 +231,11 @@ class Agent:
 
     def _gone(self, address: str) -> None:
         self._dialer.forget(address)
+        self._teller.forget(address)
+        self._breakers.forget(address)
+
+    def _other(self, address: str) -> None:
+        self._teller.forget(address)
         self._breakers.forget(address)
 
     def _as_home(self) -> tuple[str, str] | None:
