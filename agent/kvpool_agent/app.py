@@ -20,6 +20,7 @@ from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.reading import Reading
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.flows.warmup import WarmupFlow
@@ -29,6 +30,7 @@ from kvpool_agent.observe.http import application
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.difference import differences
+from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Limits, Readiness
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
@@ -78,12 +80,12 @@ class Agent:
             config.members, self._dialer, place.member, self._gone, self._breakers.forget, self._own_format
         )
         self._locator = Locator(self._members, self._dialer, self._breakers)
-        self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
+        self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes)
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)
         self._store = StoreFlow(self._account)
         self._warmup = WarmupFlow(
-            config.prewarm,
-            config.readiness,
+            lambda: config.prewarm,
+            lambda: config.readiness,
             self._members,
             self._dialer,
             self._fetcher,
@@ -91,8 +93,9 @@ class Agent:
             self._account,
         )
         self._warming = False
-        source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state)
-        self._peers = PeerServer(place.bind, place.peer_port, source)
+        reading = Reading(self._account, self._purposes)
+        source = OwnBlocks(self._identity, self._slabs, reading, lambda: self._readiness.state)
+        self._peers = PeerServer(place.bind, place.peer_port, source, self._purposes, self._account.count)
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         hooks = Hooks(self._attached, self._bare, self._other_format)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, hooks)
@@ -141,6 +144,10 @@ class Agent:
         """Ends `run`; any thread may call."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def _purposes(self) -> Purposes:
+        config = self._decoded.config
+        return purposes(config.prewarm, config.loading)
 
     # -- what happens to the state -------------------------------------------------------------------
 

@@ -40,11 +40,13 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Prewarm:
-    """Bounds of the warm-up of a newcomer: bytes in all, bytes per second, streams at a time."""
+    """Bounds of the warm-up of a newcomer: bytes in all, bytes per second, streams at a time; and of a source, to all
+    newcomers together: the same bytes per second, `sourceMaxStreams` at a time."""
 
     maxBytes: int = 2048 * MIB  # noqa: N815
     maxBytesPerSecond: int = 500 * MIB  # noqa: N815
     maxStreams: int = 4  # noqa: N815
+    sourceMaxStreams: int = 2  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,11 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """`deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest computed."""
+    """`deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest computed.
+    `maxBytesPerSecond`: what this agent takes in for requests, and what it gives to those of others; 0: no bound."""
 
     deadlineSeconds: float = 10.0  # noqa: N815
+    maxBytesPerSecond: int = 0  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +131,12 @@ def _check(config: AgentConfig) -> None:
     at_least("prewarm.maxBytes", config.prewarm.maxBytes, 0)
     at_least("prewarm.maxBytesPerSecond", config.prewarm.maxBytesPerSecond, 1)
     at_least("prewarm.maxStreams", config.prewarm.maxStreams, 1)
+    at_least("prewarm.sourceMaxStreams", config.prewarm.sourceMaxStreams, 1)
     at_least("readiness.targetPercent", config.readiness.targetPercent, 1)
     at_least("readiness.deadlineSeconds", config.readiness.deadlineSeconds, 0)
     at_least("readiness.attachGraceSeconds", config.readiness.attachGraceSeconds, 0)
     at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
+    at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
     if config.readiness.targetPercent > 100:
         raise ConfigError("configuration field readiness.targetPercent: it is above 100; lower it")
     if not 0 < config.engine.port < 65536:

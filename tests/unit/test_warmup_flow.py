@@ -78,7 +78,15 @@ def warm(
     slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), arena)
     account = Account()
     limits = Readiness(**readiness)  # type: ignore[arg-type]
-    flow = WarmupFlow(bounds or Prewarm(), limits, pool, pool, pool, Breakers(account), account)  # type: ignore[arg-type]
+    flow = WarmupFlow(
+        lambda: bounds or Prewarm(),
+        lambda: limits,
+        pool,  # type: ignore[arg-type]
+        pool,  # type: ignore[arg-type]
+        pool,  # type: ignore[arg-type]
+        Breakers(account),
+        account,
+    )
     said: list[str] = []
     done = threading.Event()
     flow.start(slab, lambda reason: (said.append(reason), done.set()))
@@ -156,7 +164,10 @@ def test_sources_that_end_before_the_target_are_named_and_above_the_target_forgi
 
 def test_the_deadline_ends_a_warm_up_that_is_too_slow() -> None:
     started = time.monotonic()
-    reason, flow, _ = warm(Pool(20), Prewarm(maxBytesPerSecond=SLOT), deadlineSeconds=0.05)
+    pool = Pool(20)
+    served = iter(range(2))
+    pool.answers = lambda address, wanted: "" if next(served, None) is not None else "busy"
+    reason, flow, _ = warm(pool, deadlineSeconds=0.3)
     assert reason == "warm_deadline"
     assert flow.progress.loaded < 20
     assert time.monotonic() - started < 10

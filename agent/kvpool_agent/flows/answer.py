@@ -4,23 +4,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvpool_agent.account import Account
+from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.slab import Slabs
 
-LEASE_SECONDS = 30.0
-
 
 class OwnBlocks:
     """This member as a source (peer.serve.Source). state: gives the agent's state."""
 
-    def __init__(self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str]) -> None:
+    def __init__(self, identity: Identity, slabs: Slabs, reading: Reading, state: Callable[[], str]) -> None:
         self.pool = identity.pool
         self._identity = identity
         self._slabs = slabs
-        self._account = account
+        self._reading = reading
         self._state = state
 
     def welcome(self, version: int) -> frames.Welcome:
@@ -57,17 +55,5 @@ class OwnBlocks:
         if slab is None:
             yield iter(())
             return
-        lease, held = slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
-
-        def each() -> Iterator[tuple[int, bytes, memoryview]]:
-            for index, block in enumerate(held):
-                if not slab.arena.renew(lease, time.monotonic(), LEASE_SECONDS):
-                    return
-                if block is not None:
-                    yield index, block.tag, slab.view(block.slot)
-                    self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
-
-        try:
-            yield each()
-        finally:
-            slab.arena.release(lease)
+        with self._reading.blocks(slab, keys, purpose) as found:
+            yield found

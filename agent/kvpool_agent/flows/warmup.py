@@ -2,8 +2,8 @@
 of the worker, what of it was not recovered.
 
 Sources are the live members of the same format that hold blocks. None, or none with a hot set: the warm-up ends at
-once and is never called warm. Batches go out in the order of heat, over a bounded number of streams, each after the
-token bucket lets its bytes pass.
+once and is never called warm. Batches go out in the order of heat, over a bounded number of streams; the bounds of
+the purpose hold for each of its fetches.
 """
 
 import logging
@@ -20,7 +20,6 @@ from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
-from kvpool_agent.policy.bandwidth import TokenBucket
 from kvpool_agent.policy.warmup import WarmBlock, plan_warmup, share_out
 from kvpool_agent.store.slab import Slab
 from kvpool_contract.config import Prewarm, Readiness
@@ -84,11 +83,10 @@ class _Fetching:
     What a holder could not give is asked of another one that has it, once each.
     """
 
-    def __init__(
-        self, slab: Slab, plan: Sequence[WarmBlock], fetcher: Fetcher, bucket: TokenBucket, deadline: float
-    ) -> None:
-        self._slab, self._plan, self._fetcher = slab, plan, fetcher
-        self._bucket, self._bucket_lock, self._deadline = bucket, threading.Lock(), deadline
+    def __init__(self, slab: Slab, plan: Sequence[WarmBlock], fetcher: Fetcher, deadline: float) -> None:
+        self._slab, self._plan, self._fetcher, self._deadline = slab, plan, fetcher, deadline
+        self._running: set[threading.Thread] = set()
+        self._changed = threading.Condition()
         self._batches: queue.SimpleQueue[tuple[str, list[WarmBlock]]] = queue.SimpleQueue()
         self._queue(plan)
 
@@ -100,15 +98,15 @@ class _Fetching:
         """Blocks of the plan that are in the arena, whoever brought them."""
         return sum(self._slab.arena.held([block.key for block in self._plan]))
 
-    def run(self, streams: int, arrived: Callable[[int], None]) -> None:
-        threads = [
-            threading.Thread(target=self._stream, args=(arrived,), name="kvpool-warm", daemon=True)
-            for _ in range(streams)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def run(self, streams: Callable[[], int], arrived: Callable[[int], None]) -> None:
+        """streams: at a time, as it holds now."""
+        with self._changed:
+            while self._running or not (self._batches.empty() or self.late):
+                while len(self._running) < streams() and not (self._batches.empty() or self.late):
+                    thread = threading.Thread(target=self._stream, args=(arrived,), name="kvpool-warm", daemon=True)
+                    self._running.add(thread)
+                    thread.start()
+                self._changed.wait()
         # requests may have been bringing some of them in at the same time
         self._fetcher.in_flight.wait_for([block.key for block in self._plan], self._deadline)
 
@@ -119,17 +117,20 @@ class _Fetching:
             self._batches.put(batch)
 
     def _stream(self, arrived: Callable[[int], None]) -> None:
-        while not self.late:
-            try:
-                address, blocks = self._batches.get_nowait()
-            except queue.Empty:
-                return
-            with self._bucket_lock:
-                pause = self._bucket.take(len(blocks) * self._slab.slot_bytes, time.monotonic())
-            time.sleep(min(pause, max(0.0, self._deadline - time.monotonic())))
+        """One batch; who waits for it starts the next one."""
+        try:
+            address, blocks = self._batches.get_nowait()
             if self._fetch(address, blocks, arrived):
                 others = [replace(block, holders=tuple(h for h in block.holders if h != address)) for block in blocks]
                 self._queue(others)
+        except queue.Empty:
+            pass
+        except Exception:
+            log.exception("a batch of the warm-up failed")
+        finally:
+            with self._changed:
+                self._running.discard(threading.current_thread())
+                self._changed.notify_all()
 
     def _fetch(self, address: str, blocks: Sequence[WarmBlock], arrived: Callable[[int], None]) -> str:
         """Why not all of the blocks came, empty when they did."""
@@ -148,8 +149,8 @@ class WarmupFlow:
 
     def __init__(
         self,
-        bounds: Prewarm,
-        readiness: Readiness,
+        bounds: Callable[[], Prewarm],
+        readiness: Callable[[], Readiness],
         members: MemberView,
         dialer: Dialer,
         fetcher: Fetcher,
@@ -188,32 +189,33 @@ class WarmupFlow:
         now = time.monotonic()
         self.progress.begin(len(plan), now)
         self._account.event("warm_begin", blocks=len(plan), bytes=len(plan) * slab.slot_bytes)
-        bucket = TokenBucket(self._bounds.maxBytesPerSecond, slab.slot_bytes, now)
-        target = -(-len(plan) * self._readiness.targetPercent // 100)
-        fetching = _Fetching(slab, plan, self._fetcher, bucket, now + self._readiness.deadlineSeconds)
+        fetching = _Fetching(slab, plan, self._fetcher, now + self._readiness().deadlineSeconds)
         told = threading.Event()
+
+        def target() -> int:
+            return -(-len(plan) * self._readiness().targetPercent // 100)
 
         def arrived(size: int) -> None:
             self.progress.arrived(size, time.monotonic())
-            if self.progress.loaded >= target and not told.is_set():
+            if self.progress.loaded >= target() and not told.is_set():
                 told.set()
                 self._account.event("warm_end", blocks=self.progress.loaded)
                 ended("")
 
         for _ in range(fetching.held()):
             arrived(0)
-        fetching.run(self._bounds.maxStreams, arrived)
+        fetching.run(lambda: self._bounds().maxStreams, arrived)
         self.progress.at_least(fetching.held())
         if told.is_set():
             return None
-        if self.progress.loaded >= target:
+        if self.progress.loaded >= target():
             self._account.event("warm_end", blocks=self.progress.loaded)
             return ""
         return "warm_deadline" if fetching.late else "warm_incomplete"
 
     def _until_writable(self, slab: Slab) -> None:
         """After a restart: what is missing is known when the arena is recovered, and can be written then."""
-        until = time.monotonic() + self._readiness.deadlineSeconds
+        until = time.monotonic() + self._readiness().deadlineSeconds
         while not slab.arena.writable(now := time.monotonic()) and now < until:
             time.sleep(LOOK_SECONDS)
 
@@ -228,5 +230,5 @@ class WarmupFlow:
                 except PeerError as error:
                     self._breakers.silent(member.address)
                     log.info("no hot list from %s: %s", member.address, error)
-        budget = min(self._bounds.maxBytes // slab.slot_bytes, slab.arena.slot_count)
+        budget = min(self._bounds().maxBytes // slab.slot_bytes, slab.arena.slot_count)
         return plan_warmup(lists, budget, random.Random())

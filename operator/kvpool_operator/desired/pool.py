@@ -64,11 +64,13 @@ class Tiers(_Part, frozen=True):
 
 
 class Prewarm(_Part, frozen=True):
-    """Bounds of a newcomer's warm-up: bytes in all, bytes per second, streams at a time."""
+    """Bounds of a newcomer's warm-up: bytes in all, bytes per second, streams at a time; and of a source, to all
+    newcomers together: the same bytes per second, `source_max_streams` at a time. Live."""
 
     max_bytes: Bytes = Bytes(2 * GIB)
     max_bytes_per_second: Bytes = Bytes(500 * MIB)
     max_streams: Annotated[int, msgspec.Meta(ge=1)] = 4
+    source_max_streams: Annotated[int, msgspec.Meta(ge=1)] = 2
 
 
 class Readiness(_Part, frozen=True):
@@ -82,9 +84,11 @@ class Readiness(_Part, frozen=True):
 
 class Loading(_Part, frozen=True):
     """`deadline_seconds`: after this much of a request's waiting, what has come is used and the rest
-    computed."""
+    computed. `max_bytes_per_second`: what a member takes in for requests, and gives to those of others; 0: no
+    bound. Live."""
 
     deadline_seconds: Annotated[float, msgspec.Meta(ge=0.05)] = 10.0
+    max_bytes_per_second: Bytes = Bytes(0)
 
 
 class Resources(_Part, frozen=True):
