@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from kvpool_agent.account import Account
+from kvpool_agent.configuration import Configuration
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Locator
 from kvpool_agent.directory.members import Member, MemberView
@@ -35,7 +36,7 @@ from kvpool_agent.policy.readiness import Limits, Readiness
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
 from kvpool_contract import status as contract
-from kvpool_contract.config import Decoded
+from kvpool_contract.config import AgentConfig
 from kvpool_contract.names import ENGINE_SOCKET
 
 log = logging.getLogger("kvpool.agent")
@@ -60,15 +61,16 @@ class Place:
 class Agent:
     """One worker. `run` ends when `stop` is called or the format has changed."""
 
-    def __init__(self, decoded: Decoded, place: Place, memory: ArenaMemory, beat: Callable[[Beat], None]) -> None:
+    def __init__(
+        self, configuration: Configuration, place: Place, memory: ArenaMemory, beat: Callable[[Beat], None]
+    ) -> None:
         """beat: tells the supervisor that the worker lives, and how it is."""
-        config = decoded.config
-        self._decoded, self._place, self._beat = decoded, place, beat
+        config = configuration.config
+        self._configuration, self._place, self._beat = configuration, place, beat
         self._identity = Identity(config.pool, place.member, secrets.token_hex(8))
         self._account = Account()
-        limits = Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)
         last = (place.last_beat.state, place.last_beat.reason)
-        self._readiness = Readiness(limits, time.monotonic(), latched=place.latched, last=last)
+        self._readiness = Readiness(_limits(config), time.monotonic(), latched=place.latched, last=last)
         self._readiness_lock = threading.Lock()
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
@@ -84,8 +86,7 @@ class Agent:
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)
         self._store = StoreFlow(self._account)
         self._warmup = WarmupFlow(
-            lambda: config.prewarm,
-            lambda: config.readiness,
+            lambda: configuration.config,
             self._members,
             self._dialer,
             self._fetcher,
@@ -100,6 +101,7 @@ class Agent:
         hooks = Hooks(self._attached, self._bare, self._other_format)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, hooks)
         self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
+        self._config_hash = configuration.in_force.hash
         self._started_at = contract.now()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,7 +118,11 @@ class Agent:
         if self._place.restarted:
             self._account.event("restarted")
             threading.Thread(target=self._recover, name="kvpool-recover", daemon=True).start()
-        watch = asyncio.create_task(self._engine.run())
+        self._reconfigured()
+        tasks = [
+            asyncio.create_task(self._engine.run()),
+            asyncio.create_task(self._configuration.follow(self._reconfigured)),
+        ]
         try:
             while not self._stopping.is_set():
                 with self._readiness_lock:
@@ -131,7 +137,8 @@ class Agent:
                 except TimeoutError:
                     continue
         finally:
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
             self._engine_port.close()
             self._peers.close()
             self._members.close()
@@ -145,8 +152,24 @@ class Agent:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
+    def _reconfigured(self) -> None:
+        """Takes over what is live in the configuration; what was said before is not told again."""
+        config, told = self._configuration.config, self._configuration.in_force
+        if told.problem:
+            self._account.event("config_invalid", problem=told.problem)
+        elif told.hash != self._config_hash:
+            self._account.event("config_in_force", hash=told.hash, generation=told.generation)
+        self._config_hash = told.hash
+        if config.loading.deadlineSeconds != self._lookup.load_seconds:
+            self._handler.load_within(config.loading.deadlineSeconds)
+        if config.paused != self._lookup.paused:
+            self._account.event("paused" if config.paused else "unpaused")
+        self._lookup.paused = self._store.paused = config.paused
+        self._change(lambda readiness: readiness.limit(_limits(config)))
+        self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
+
     def _purposes(self) -> Purposes:
-        config = self._decoded.config
+        config = self._configuration.config
         return purposes(config.prewarm, config.loading)
 
     # -- what happens to the state -------------------------------------------------------------------
@@ -168,7 +191,7 @@ class Agent:
         with self._readiness_lock:
             readiness = self._readiness
             blocks = len(slab.arena) if slab is not None else 0
-            return Beat(readiness.ready, readiness.state, readiness.reason, blocks)
+            return Beat(readiness.ready, *readiness.lasting, blocks)
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0
@@ -183,7 +206,8 @@ class Agent:
         with self._readiness_lock:
             first, self._warming = not self._warming, True
         if first:
-            self._warmup.start(slab, self._warmed)
+            began = time.monotonic()
+            self._warmup.start(slab, self._warmed, lambda: began)
 
     def _warmed(self, reason: str) -> None:
         self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
@@ -237,9 +261,10 @@ class Agent:
             misses=self._account.misses,
             counters=self._account.counters,
             peers=[self._peer(member) for member in self._members.all()],
-            unknown_config_fields=list(self._decoded.unknown_fields),
+            unknown_config_fields=list(self._configuration.unknown_fields),
             started_at=self._started_at,
             events=events,
+            config=self._configuration.in_force,
         )
 
     def _peer(self, member: Member) -> contract.Peer:
@@ -258,3 +283,7 @@ class Agent:
             failures=failures,
             differences=differences(slab.fields, member.fields) if slab is not None and member.fields else [],
         )
+
+
+def _limits(config: AgentConfig) -> Limits:
+    return Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)

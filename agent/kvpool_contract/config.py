@@ -1,10 +1,12 @@
 """An agent's configuration: one JSON document, versioned, made by the operator or by hand.
 
 A field that this version does not know is ignored and counted, since an operator may be newer than its agents; a
-field of the wrong kind is refused with one sentence that names it.
+field of the wrong kind is refused with one sentence that names it. Some fields are live: a running agent takes them
+over. What the others shape (the arena's memory, the addresses) is made once, so they hold for new pods.
 """
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,8 @@ import msgspec
 
 VERSION = 1
 MIB = 2**20
+DIGEST_DIGITS = 12
+LIVE_FIELDS = ("prewarm", "readiness", "loading", "paused", "generation")
 
 
 class ConfigError(ValueError):
@@ -70,7 +74,8 @@ class Loading:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """Everything that an agent is told. `arenaBytes` is a hard limit."""
+    """Everything that an agent is told. `arenaBytes` is a hard limit. `paused`: nothing is loaded nor stored, and the
+    agent is ready at once. `generation`: of the object that the document was made from, for whoever wrote it."""
 
     version: int
     pool: str
@@ -80,6 +85,8 @@ class AgentConfig:
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)
     loading: Loading = field(default_factory=Loading)
+    paused: bool = False
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,29 @@ def decode_config(data: bytes) -> Decoded:
 def encode_config(config: AgentConfig) -> str:
     """The document for a ConfigMap or a file: stable order, readable."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def digest_of(document: bytes) -> str:
+    """Names a document: an agent shows it, and whoever wrote the document compares."""
+    return hashlib.sha256(document).hexdigest()[:DIGEST_DIGITS]
+
+
+def take_over(now: AgentConfig, found: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
+    """What a running agent makes of a changed configuration: the one that is in force from now on, and the paths of
+    the changed fields that hold for new pods alone."""
+    in_force = dataclasses.replace(now, **{name: getattr(found, name) for name in LIVE_FIELDS})
+    return in_force, tuple(_changed(in_force, found, ""))
+
+
+def _changed(now: Any, found: Any, path: str) -> list[str]:
+    differing: list[str] = []
+    for one in dataclasses.fields(now):
+        before, after = getattr(now, one.name), getattr(found, one.name)
+        if dataclasses.is_dataclass(before):
+            differing += _changed(before, after, f"{path}{one.name}.")
+        elif before != after:
+            differing.append(path + one.name)
+    return differing
 
 
 def _check(config: AgentConfig) -> None:

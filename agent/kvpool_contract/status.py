@@ -85,6 +85,18 @@ class Arena(msgspec.Struct, frozen=True):
     evicted_blocks: int = 0
 
 
+class ConfigInForce(msgspec.Struct, frozen=True):
+    """The configuration that holds now. `hash`: of the document last taken over, the first 12 hex digits of its
+    SHA-256; `generation`: as that document says. `reason`: config_invalid while the file can't be used, with the
+    sentence in `problem`; the last one stays. `needs_new_pods`: changed fields that running agents don't take over."""
+
+    hash: str = ""
+    generation: int = 0
+    reason: str = ""
+    problem: str = ""
+    needs_new_pods: list[str] = []
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm) or Ready(degraded), with `reason` for the
     last; `attached` says whether an engine session is open; `misses` counts blocks by reason."""
@@ -111,6 +123,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     unknown_config_fields: list[str]
     started_at: float
     events: list[Event]
+    config: ConfigInForce = ConfigInForce()
 
 
 class StatusError(ValueError):

@@ -130,15 +130,38 @@ def test_waiting_at_a_gate_ends_at_the_deadline() -> None:
         assert after
 
 
-def test_a_pace_follows_its_rate_and_owes_nothing_for_what_was_given_back() -> None:
+def test_a_pace_follows_its_rate_and_owes_nothing_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rate = [0.0], [0.0]
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+            if now[0] > 5.0:
+                rate[0] = 100.0
+
+    monkeypatch.setattr("kvpool_agent.peer.bounds.time", Clock)
     account = Account()
     pace = Pace("x", account.count)
-    assert pace.take(1000, 0, 10) == 0.0
-    assert pace.take(100, 10, 1) == pytest.approx(10.0, abs=1.0)
-    assert pace.take(0, 100, 1) == pytest.approx(1.0, abs=0.2)  # ten times the rate, a tenth of the wait
-    pace.take(-100, 100, 1)
-    assert pace.take(0, 100, 1) == 0.0
-    assert account.counters == {"bound_x_rate": 2}
+    assert pace.wait(1000, lambda: rate[0], 10, 1.0)
+    assert now == [0.0]  # no bound
+    rate[0] = 10.0
+    assert not pace.wait(100, lambda: rate[0], 1, 2.0)
+    assert now == [2.0]
+    assert not pace.wait(0, lambda: rate[0], 1, 3.0, hopeful=False)
+    assert now == [2.0]  # not within a second: it does not wait for that
+    assert pace.wait(0, lambda: rate[0], 1, 100.0)
+    assert 5.0 < now[0] < 6.0  # the rate is ten times as high by then
+    began = now[0]
+    pace.wait(1000, lambda: rate[0], 1, began)
+    pace.give_back(1000, rate[0], 1)
+    assert pace.wait(0, lambda: rate[0], 1, began)
+    assert now[0] == began
+    assert account.counters == {"bound_x_rate": 4}
 
 
 # -- receiving -----------------------------------------------------------------------------------------

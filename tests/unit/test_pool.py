@@ -109,6 +109,7 @@ def test_every_field_reaches_the_configuration() -> None:
                 "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "agent": {"image": "i", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}},
+                "paused": True,
             },
             namespace="team-a",
         )
@@ -131,6 +132,8 @@ def test_every_field_reaches_the_configuration() -> None:
         "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7, "sourceMaxStreams": 3},
         "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2.0},
         "loading": {"deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
+        "paused": True,
+        "generation": 0,
     }
 
 
@@ -140,7 +143,7 @@ def test_every_field_reaches_the_configuration() -> None:
         (
             {"engin": {}},
             "pool field spec.engin: this version does not know it; "
-            "spec has engine, tiers, prewarm, readiness, loading, agent",
+            "spec has engine, tiers, prewarm, readiness, loading, agent, paused",
         ),
         (
             {"engine": {"hostpool": {}}},

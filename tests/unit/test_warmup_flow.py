@@ -19,7 +19,7 @@ from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
-from kvpool_contract.config import Prewarm, Readiness
+from kvpool_contract.config import AgentConfig, Members, Prewarm, Readiness
 
 SLOT, SLOTS = 4096, 64
 
@@ -77,10 +77,16 @@ def warm(
     arena = Arena(SLOTS) if arena is None else arena
     slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), arena)
     account = Account()
-    limits = Readiness(**readiness)  # type: ignore[arg-type]
+    config = AgentConfig(
+        version=1,
+        pool="pool",
+        arenaBytes=SLOT * SLOTS,
+        members=Members(file="none"),
+        prewarm=bounds or Prewarm(),
+        readiness=Readiness(**readiness),  # type: ignore[arg-type]
+    )
     flow = WarmupFlow(
-        lambda: bounds or Prewarm(),
-        lambda: limits,
+        lambda: config,
         pool,  # type: ignore[arg-type]
         pool,  # type: ignore[arg-type]
         pool,  # type: ignore[arg-type]
@@ -89,7 +95,8 @@ def warm(
     )
     said: list[str] = []
     done = threading.Event()
-    flow.start(slab, lambda reason: (said.append(reason), done.set()))
+    began = time.monotonic()
+    flow.start(slab, lambda reason: (said.append(reason), done.set()), lambda: began)
     assert done.wait(10)
     (reason,) = said
     return reason, flow, account

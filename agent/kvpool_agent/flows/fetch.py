@@ -119,9 +119,8 @@ class Fetcher:
             part = wanted[at : at + bounds.part_blocks(slab.slot_bytes, arena_bytes)]
             at += len(part)
             size, moved = len(part) * slab.slot_bytes, 0
-            pause = self._paces[purpose].take(size, bounds.bytes_per_second, slab.slot_bytes)
-            if pause:
-                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pace = self._paces[purpose]
+            pace.wait(size, lambda: self._purposes()[purpose].receiving.bytes_per_second, slab.slot_bytes, deadline)
 
             def came(size: int) -> None:
                 nonlocal moved
@@ -137,7 +136,7 @@ class Fetcher:
                     reason = "deadline" if time.monotonic() >= deadline else "busy"
                     self._account.count(f"fetch_{reason}")
             if moved < size:
-                self._paces[purpose].take(moved - size, bounds.bytes_per_second, slab.slot_bytes)
+                pace.give_back(size - moved, bounds.bytes_per_second, slab.slot_bytes)
             if reason:
                 return reason
         return ""

@@ -37,11 +37,16 @@ class LookupFlow:
         self._fetcher = fetcher
         self._account = account
         self.load_seconds = load_seconds
+        self.paused = False
         self._places = threading.BoundedSemaphore(MAX_PLANS)
         self._pool = ThreadPoolExecutor(THREADS, "kvpool-plan")
 
     def submit(self, slab: Slab, chain: Sequence[bytes], start: int, answer: Answer) -> None:
         """Plans `chain[start:]` and answers."""
+        if self.paused:
+            self._account.miss("paused", len(chain) - start)
+            answer(start, NO_LEASE)
+            return
         if not self._places.acquire(blocking=False):
             self._account.miss("busy", len(chain) - start)
             answer(start, NO_LEASE)

@@ -11,6 +11,10 @@ from contextlib import contextmanager
 
 from kvpool_agent.policy.bandwidth import TokenBucket
 
+LOOK_SECONDS = 0.2  # who waits for a rate looks so often whether it is another one now
+
+LEAST_SECONDS = 1e-6  # what is left of a wait after rounding is none
+
 
 class Gate:
     """So many streams and bytes at a time; those that find none wait in order, so many and so long."""
@@ -77,9 +81,28 @@ class Pace:
         self._lock = threading.Lock()
         self._bucket: TokenBucket | None = None
 
-    def take(self, amount: int, rate: float, block_bytes: int) -> float:
-        """Seconds to wait before these bytes may be moved, at `rate` bytes per second (0: no bound); a negative
-        amount gives back what was not moved."""
+    def wait(
+        self, amount: int, rate: Callable[[], float], block_bytes: int, until: float, *, hopeful: bool = True
+    ) -> bool:
+        """Waits until these bytes may be moved, at the `rate` bytes per second that holds now (0: no bound). False
+        where that is not before `until` on the monotonic clock; then, with `hopeful`, a higher rate was waited for."""
+        pause = self._take(amount, rate(), block_bytes)
+        if pause:
+            self._count(f"bound_{self._name}_rate")
+        while pause:
+            left = until - time.monotonic()
+            if left <= 0 or (pause > left and not hopeful):
+                return False
+            time.sleep(min(pause, left, LOOK_SECONDS))
+            pause = self._take(0, rate(), block_bytes)
+        return True
+
+    def give_back(self, amount: int, rate: float, block_bytes: int) -> None:
+        """Bytes that were waited for and not moved."""
+        self._take(-amount, rate, block_bytes)
+
+    def _take(self, amount: int, rate: float, block_bytes: int) -> float:
+        """Seconds to wait before the bytes may be moved."""
         if not rate:
             return 0.0
         with self._lock:
@@ -88,6 +111,4 @@ class Pace:
                 self._bucket = TokenBucket(rate, block_bytes, now)
             self._bucket.retune(rate, block_bytes)
             pause = self._bucket.take(amount, now)
-        if pause and amount >= 0:
-            self._count(f"bound_{self._name}_rate")
-        return pause
+        return pause if pause > LEAST_SECONDS else 0.0

@@ -214,14 +214,16 @@ class PeerServer:
         """Sends them at the purpose's pace; what the asker would not wait for is left out."""
         sent = 0
         while True:
-            rate = self._purposes()[purpose].sending.bytes_per_second
-            pause = self._paces[purpose].take(sent, rate, max(sent, 1))
-            left = until - time.monotonic()
-            if left <= 0 or pause > left:
+            in_time = self._paces[purpose].wait(
+                sent,
+                lambda: self._purposes()[purpose].sending.bytes_per_second,
+                max(sent, 1),
+                until,
+                hopeful=False,
+            )
+            if not in_time or time.monotonic() >= until:
                 self._count(f"bound_{purpose}_out_seconds")
                 return
-            if pause:
-                time.sleep(pause)
             block = next(blocks, None)  # asked for when it can be sent: from here on it is kept from eviction
             if block is None:
                 return

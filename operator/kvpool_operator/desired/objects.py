@@ -38,6 +38,7 @@ def agent_config(pool: KVCachePool) -> AgentConfig:
             deadlineSeconds=spec.loading.deadline_seconds,
             maxBytesPerSecond=int(spec.loading.max_bytes_per_second),
         ),
+        paused=spec.paused,
     )
 
 

@@ -112,6 +112,7 @@ class PoolSpec(_Part, frozen=True):
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
     agent: Agent = msgspec.field(default_factory=Agent)
+    paused: bool = False  # live: nothing is loaded nor stored, pods are ready at once
 
 
 class Metadata(_Part, frozen=True):
