@@ -19,6 +19,7 @@ from kvpool_agent.directory.members import Member, MemberView
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.reading import Reading
@@ -46,7 +47,8 @@ TICK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Place:
-    """Where this worker runs: addresses, folder, and what the supervisor told it."""
+    """Where this worker runs: addresses, folder, what the supervisor told it; the hash of its pod's template, empty
+    where it is not known."""
 
     bind: str
     peer_port: int
@@ -56,6 +58,7 @@ class Place:
     restarted: bool
     latched: bool
     last_beat: Beat
+    template: str = ""
 
 
 class Agent:
@@ -67,7 +70,7 @@ class Agent:
         """beat: tells the supervisor that the worker lives, and how it is."""
         config = configuration.config
         self._configuration, self._place, self._beat = configuration, place, beat
-        self._identity = Identity(config.pool, place.member, secrets.token_hex(8))
+        self._identity = Identity(config.pool, place.member, secrets.token_hex(8), place.template)
         self._account = Account()
         last = (place.last_beat.state, place.last_beat.reason)
         self._readiness = Readiness(_limits(config), time.monotonic(), latched=place.latched, last=last)
@@ -94,6 +97,22 @@ class Agent:
             self._account,
         )
         self._warming = False
+        self._early: EarlyWarmup | None = None
+        # in a pod that was ready the engine is there and attaches again by itself
+        if place.template and not place.latched and not place.last_beat.disproved:
+            self._early = EarlyWarmup(
+                place.template,
+                self._slabs,
+                self._members,
+                self._dialer,
+                self._breakers,
+                self._warmup,
+                self._account,
+            )
+        self._disproved, self._discarded = place.last_beat.disproved, 0
+        if place.last_beat.discarded:
+            self._account.count("warm_discarded_bytes", place.last_beat.discarded)
+            self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
         reading = Reading(self._account, self._purposes)
         source = OwnBlocks(self._identity, self._slabs, reading, lambda: self._readiness.state)
         self._peers = PeerServer(place.bind, place.peer_port, source, self._purposes, self._account.count)
@@ -118,6 +137,8 @@ class Agent:
         if self._place.restarted:
             self._account.event("restarted")
             threading.Thread(target=self._recover, name="kvpool-recover", daemon=True).start()
+        if self._early is not None:
+            self._early.start()
         self._reconfigured()
         tasks = [
             asyncio.create_task(self._engine.run()),
@@ -191,7 +212,7 @@ class Agent:
         with self._readiness_lock:
             readiness = self._readiness
             blocks = len(slab.arena) if slab is not None else 0
-            return Beat(readiness.ready, *readiness.lasting, blocks)
+            return Beat(readiness.ready, *readiness.lasting, blocks, self._disproved, self._discarded)
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0
@@ -205,7 +226,7 @@ class Agent:
         self._change(lambda readiness: readiness.attached(time.monotonic()))
         with self._readiness_lock:
             first, self._warming = not self._warming, True
-        if first:
+        if first and not (self._early is not None and self._early.attached(slab, self._warmed)):
             began = time.monotonic()
             self._warmup.start(slab, self._warmed, lambda: began)
 
@@ -213,10 +234,15 @@ class Agent:
         self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
 
     def _bare(self, reason: str) -> None:
+        if self._early is not None:
+            self._early.stop()
         self._change(lambda readiness: readiness.bare(reason, time.monotonic()))
 
     def _other_format(self) -> None:
         log.info("an engine of another format has come; the worker starts anew for it")
+        if self._early is not None and not self._handler.attaches:
+            self._disproved, self._discarded = self._early.unproved()
+            self._beat(self._state_now())  # the next worker tells it
         self.stop()
 
     def _gone(self, address: str) -> None:

@@ -13,6 +13,7 @@ from kvpool_agent.configuration import Configuration
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_contract.config import ConfigError
+from kvpool_contract.names import TEMPLATE_VARIABLE
 
 log = logging.getLogger("kvpool.agent")
 
@@ -48,6 +49,7 @@ async def serve(options: argparse.Namespace) -> None:
         options.restarted,
         options.latched,
         Beat.decode(options.last_beat),
+        os.environ.get(TEMPLATE_VARIABLE, ""),
     )
 
     def beat(beat: Beat) -> None:

@@ -43,7 +43,8 @@ def test_frames_between_agents(vector: dict[str, Any]) -> None:
     assert type(message).__name__ == vector["message"]
     fields = {name: bytes.fromhex(v[4:]) if isinstance(v, str) and v.startswith("hex:") else v
               for name, v in vector["fields"].items()}  # fmt: skip
-    assert {name: getattr(message, name) for name in message.__struct_fields__} == fields
+    assert {name: getattr(message, name) for name in fields} == fields
+    assert message == type(message)(**fields)  # what the vector does not name has its default
     assert frames.encode(message, tail_length) == data
 
 

@@ -30,6 +30,8 @@ class OwnBlocks:
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
             len(slab.arena) if slab is not None else 0,
+            self._identity.template,
+            slab.slot_bytes if slab is not None else 0,
         )
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:

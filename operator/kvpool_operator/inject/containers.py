@@ -7,7 +7,7 @@ pod they are equal, so that it stays Guaranteed.
 
 from typing import Any
 
-from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, WORKER_PORT
+from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT
 from kvpool_operator.desired.objects import PEER_PORT_NAME
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity, parse_quantity
@@ -51,8 +51,9 @@ def _milli(quantity: object) -> int:
     return parse_quantity(text[:-1]) if text.endswith("m") else 1000 * parse_quantity(text)
 
 
-def agent_container(pool: KVCachePool, image: str, *, guaranteed: bool) -> dict[str, Any]:
-    """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's."""
+def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed: bool) -> dict[str, Any]:
+    """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's. revision:
+    the hash of the pod's template."""
     arena = int(pool.spec.tiers.memory.size)
     memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
     resources = _resources(memory, limit_cpu="2", request_cpu="250m", disk="256Mi", guaranteed=guaranteed)
@@ -71,7 +72,11 @@ def agent_container(pool: KVCachePool, image: str, *, guaranteed: bool) -> dict[
             RUN_DIR,
         ],
         "restartPolicy": "Always",
-        "env": [_field("KVPOOL_MEMBER_UID", "metadata.uid"), _field("KVPOOL_MEMBER_NAME", "metadata.name")],
+        "env": [
+            _field("KVPOOL_MEMBER_UID", "metadata.uid"),
+            _field("KVPOOL_MEMBER_NAME", "metadata.name"),
+            {"name": TEMPLATE_VARIABLE, "value": revision},
+        ],
         "ports": [
             {"name": PEER_PORT_NAME, "containerPort": PEER_PORT, "protocol": "TCP"},
             {"name": "kvpool-probes", "containerPort": SUPERVISOR_PORT, "protocol": "TCP"},

@@ -15,7 +15,14 @@ from kvpool_contract.names import CONFIG_HASH_ANNOTATION, POOL_LABEL, pool_objec
 from kvpool_operator.desired.objects import agent_config
 from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers
-from kvpool_operator.inject.engine import CLIENT_CONFIG_VARIABLE, Refused, find_engine, join_engine
+from kvpool_operator.inject.engine import (
+    CLIENT_CONFIG_VARIABLE,
+    Refused,
+    client_config,
+    find_engine,
+    join_engine,
+)
+from kvpool_operator.inject.revision import template_hash
 from kvpool_operator.inject.shm import room_for_host_pool
 
 OWN_PREFIX = "kvpool-"
@@ -72,6 +79,7 @@ def _join(template: dict[str, Any], pool: KVCachePool, image: str) -> str:
         raise Refused("host_network")
     engine = find_engine(users, pool.spec.engine.container)
 
+    revision = template_hash(spec, client_config(pool))
     guaranteed = containers.is_guaranteed([*users, *(spec.get("initContainers") or [])])
     spec["volumes"] = [*(spec.get("volumes") or []), *containers.volumes(pool_object_name(own))]
     room_for_host_pool(spec, engine, int(pool.spec.engine.host_pool.size))
@@ -79,7 +87,7 @@ def _join(template: dict[str, Any], pool: KVCachePool, image: str) -> str:
     spec["initContainers"] = [
         *(spec.get("initContainers") or []),
         containers.client_container(image, guaranteed=guaranteed),
-        containers.agent_container(pool, image, guaranteed=guaranteed),
+        containers.agent_container(pool, image, revision, guaranteed=guaranteed),
     ]
     labels[POOL_LABEL] = own
     annotations[CONFIG_HASH_ANNOTATION] = config_hash(pool)
