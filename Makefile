@@ -1,12 +1,15 @@
 # kvpool: `make demo` shows the main job on this machine, `make test` sets up everything and runs all suites.
 #
 # Variables: PYTHON (a Python 3.11), KVPOOL_CACHE (where environments and the model are kept, default
-# ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none).
+# ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none), SOAK_MINUTES
+# (60) and SOAK_SEED (a run's seed, printed by it, to draw the same faults again), GPU_PYTHON (for gpu-check: an
+# interpreter with torch for CUDA and, for its second part, vLLM).
 
+GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit engine cluster
+.PHONY: help demo check test unit engine cluster soak gpu-check
 
 export PYTHONDONTWRITEBYTECODE := 1
 export PYTHONPATH := $(CURDIR)/agent:$(CURDIR)/operator
@@ -17,6 +20,8 @@ help:
 	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make cluster  the suite on a real Kubernetes"
+	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
+	@echo "make soak     an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
 
 demo:
 	@$(PYTHON) hack/prepare.py preflight
@@ -25,3 +30,9 @@ demo:
 check test unit engine cluster:
 	@$(PYTHON) hack/suites.py $@
 
+gpu-check:
+	@$(GPU_PYTHON) hack/gpu_check.py
+
+soak: export PYTHONPATH := $(PYTHONPATH):$(CURDIR)/tests/e2e:$(CURDIR)/examples/demo
+soak:
+	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/soak.py

@@ -1,37 +1,53 @@
-"""What a peer transfer costs against a bare socket, measured interleaved in one run.
+"""What a peer transfer costs against a bare socket, and against other stores, measured interleaved in one run.
 
-    python benchmarks/transfer.py [--rounds 20] [--megabytes 256]
+    python benchmarks/transfer.py [--quick] [--rounds 20] [--megabytes 256] [--peers]
 
 Two processes on the loopback address. The source serves the same memory twice: through kvpool's peer protocol, and
-as a bare stream of the same bytes. Each round fetches all of it both ways, in an order that turns every round, into
-the same memory; the way through kvpool reads headers and checks every block's tag. Figures are medians over the rounds
-and the median of each round's ratio; the line A/A is the bare socket against itself, which is the noise of this run.
+as a bare stream of the same bytes. Each round fetches all of it every way, in an order drawn anew, into the same
+memory; the way through kvpool reads headers and checks every block's tag. Figures are medians over the rounds and the
+median of each round's ratio; the line A/A is the bare socket against itself, which is the noise of this run. With
+several streams each fetches its share of the blocks.
+
+`--peers` also asks Mooncake's store over TCP and LMCache's server (see peers/) in the same rounds, one stream, for the
+same number of bytes; they check no bytes. Their environments are made once, outside the checkout.
 """
 
 import argparse
+import json
 import mmap
 import multiprocessing
 import os
 import resource
 import socket
 import statistics
+import struct
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "agent"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "agent"), str(HERE / "peers")]
 
-from kvpool_agent.peer import frames
-from kvpool_agent.peer.dial import Dialer, Identity
-from kvpool_agent.peer.serve import PeerServer
-from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.store.tag import tag_of
+import environments  # noqa: E402
+import rounds  # noqa: E402
+
+from kvpool_agent.peer import frames  # noqa: E402
+from kvpool_agent.peer.dial import Dialer, Identity  # noqa: E402
+from kvpool_agent.peer.serve import PeerServer  # noqa: E402
+from kvpool_agent.policy.heat import HotBlock  # noqa: E402
+from kvpool_agent.store.tag import tag_of  # noqa: E402
 
 MIB = 2**20
 FORMAT = b"benchmark-format"
+SHARE = struct.Struct("<II")  # first block, number of blocks
+PEERS = {"mooncake": environments.mooncake, "lmcache": environments.lmcache}
 
 
 def block_keys(count: int) -> list[bytes]:
@@ -76,24 +92,29 @@ class Memory:
 
 
 def serve(count: int, size: int, pipe: Pipe) -> None:
-    """The source's process: tells its two ports, then serves until the pipe closes; answers with its CPU seconds."""
+    """The source's process: tells its two ports, then answers the pipe with its CPU seconds until that closes."""
     memory = Memory(count, size)
     server = PeerServer("127.0.0.1", 0, memory)
     server.start()
     bare = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve_bare, args=(bare, memory), daemon=True).start()
     pipe.send((server.port, bare.getsockname()[1]))
-    connection, _ = bare.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while True:
-        word = connection.recv(1)
-        if not word:
-            break
-        if word == b"c":
-            pipe.send(cpu_seconds())
-            continue
-        for view in memory.views:
-            connection.sendall(view)
+    while pipe.recv():
+        pipe.send(cpu_seconds())
     server.close()
+
+
+def serve_bare(listener: socket.socket, memory: Memory) -> None:
+    def stream(connection: socket.socket) -> None:
+        while share := connection.recv(SHARE.size, socket.MSG_WAITALL):
+            start, blocks = SHARE.unpack(share)
+            for view in memory.views[start : start + blocks]:
+                connection.sendall(view)
+
+    while True:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=stream, args=(connection,), daemon=True).start()
 
 
 def cpu_seconds() -> float:
@@ -101,72 +122,180 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(size: int, total: int, rounds: int) -> None:
-    count = total // size
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(count, size, theirs), daemon=True)
-    process.start()
-    peer_port, bare_port = ours.recv()
-    bare = socket.create_connection(("127.0.0.1", bare_port))
-    dialer = Dialer(Identity("benchmark", "sink", "1"))
-    target = memoryview(mmap.mmap(-1, count * size))
-    views = [target[i * size : (i + 1) * size] for i in range(count)]
-    keys = block_keys(count)
+class Source:
+    """The source's process, and the ways to fetch all of its blocks into memory of this one."""
 
-    def by_socket() -> None:
-        bare.sendall(b"g")
-        for view in views:
-            done = 0
-            while done < size:
-                done += bare.recv_into(view[done:])
+    def __init__(self, count: int, size: int, streams: int) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(count, size, theirs), daemon=True)
+        process.start()
+        self._process = process
+        peer_port, bare_port = self._pipe.recv()
+        self._address = f"127.0.0.1:{peer_port}"
+        self._dialer = Dialer(Identity("benchmark", "sink", "1"))
+        self._bare = [socket.create_connection(("127.0.0.1", bare_port)) for _ in range(streams)]
+        target = memoryview(mmap.mmap(-1, count * size))
+        self._views = [target[i * size : (i + 1) * size] for i in range(count)]
+        self._keys = block_keys(count)
+        share = -(-count // streams)
+        self._shares = [range(at, min(at + share, count)) for at in range(0, count, share)]
+        self._threads = ThreadPoolExecutor(streams)
 
-    def by_kvpool() -> None:
+    def by_socket(self) -> None:
+        list(self._threads.map(self._stream_bare, self._bare, self._shares))
+
+    def by_kvpool(self) -> None:
+        list(self._threads.map(self._fetch, self._shares))
+
+    def _stream_bare(self, connection: socket.socket, share: range) -> None:
+        connection.sendall(SHARE.pack(share.start, len(share)))
+        for i in share:
+            view, done = self._views[i], 0
+            while done < len(view):
+                done += connection.recv_into(view[done:])
+
+    def _fetch(self, share: range) -> None:
+        keys, landed = self._keys[share.start : share.stop], 0
+
         def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
-            assert length == size
-            read_into(views[index])
-            if tag_of(keys[index], views[index]) != tag:
+            nonlocal landed
+            view = self._views[share[index]]
+            assert length == len(view)
+            read_into(view)
+            if tag_of(keys[index], view) != tag:
                 raise SystemExit("a block's bytes don't match their tag")
+            landed += 1
 
-        dialer.fetch(f"127.0.0.1:{peer_port}", FORMAT, keys, "demand", time.monotonic() + 60, land)
+        self._dialer.fetch(self._address, FORMAT, keys, "demand", time.monotonic() + 60, land)
+        assert landed == len(share), "not every block came"
 
-    def source_cpu() -> float:
-        bare.sendall(b"c")
-        return float(ours.recv())
+    def cpu_seconds(self) -> float:
+        """Of both processes."""
+        self._pipe.send(True)
+        return cpu_seconds() + float(self._pipe.recv())
 
-    ways = {"socket": by_socket, "socket again": by_socket, "kvpool": by_kvpool}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    cpu: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        names = list(ways)
-        names = names[number % 3 :] + names[: number % 3]
-        for name in names:
-            used, started = cpu_seconds() + source_cpu(), time.monotonic()
-            ways[name]()
-            taken = time.monotonic() - started
-            if number:  # the first round warms up
-                seconds[name].append(taken)
-                cpu[name].append(cpu_seconds() + source_cpu() - used)
-    bare.close()
-    dialer.close()
-    process.join(10)
-    gigabytes = count * size / 1e9
-    for name in ("socket", "kvpool"):
-        rate = gigabytes / statistics.median(seconds[name])
-        cost = statistics.median(cpu[name]) / gigabytes
-        print(f"{size // MIB:3d} MiB  {name:8}  {rate:5.2f} GB/s  {cost:5.2f} CPU-s/GB")
-    for name, label in (("kvpool", "kvpool / socket"), ("socket again", "A/A, noise")):
-        ratios = sorted(b / a for a, b in zip(seconds[name], seconds["socket"], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-        print(f"{size // MIB:3d} MiB  {label:15}  {statistics.median(ratios):.2f}  (quartiles {low:.2f} to {high:.2f})")
+    def close(self) -> None:
+        for connection in self._bare:
+            connection.close()
+        self._dialer.close()
+        self._pipe.send(False)
+        self._process.join(10)
+
+
+class Peer:
+    """Another store's program (peers/*_turns.py)."""
+
+    def __init__(self, name: str, size: int, count: int) -> None:
+        """Raises OSError with the last line of what it said when it can't be run."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        command = [str(PEERS[name]()), str(HERE / "peers" / f"{name}_turns.py"), str(size), str(count)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        self.ways: list[str] = json.loads(self._line())
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(("[", "{")):  # they print to their output too
+                return line
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        raise OSError(said.splitlines()[-1] if said else "it ended without a word")
+
+    def turn(self, way: str) -> tuple[float, float]:
+        """(seconds, CPU seconds of both ends) of getting all blocks once."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{way}\n")
+        self._process.stdin.flush()
+        found = json.loads(self._line())
+        return found["seconds"], found["cpu"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def started(names: Sequence[str], size: int, count: int) -> list[Peer]:
+    """Those peers that can be run here; the others are named with the reason."""
+    found = []
+    for name in names:
+        try:
+            found.append(Peer(name, size, count))
+        except (OSError, SystemExit) as error:
+            print(f"{name}: not run: {error}", flush=True)
+    return found
+
+
+def measure(size: int, total: int, streams: int, count: int, peers: Sequence[str]) -> None:
+    blocks = total // size
+    source = Source(blocks, size, streams)
+    others = started(peers, size, blocks)
+    cpu: dict[str, list[float]] = {}
+
+    def way(name: str, call: Callable[[], None]) -> Callable[[], float]:
+        def turn() -> float:
+            used = source.cpu_seconds()
+            seconds = rounds.timed(call)
+            cpu.setdefault(name, []).append(source.cpu_seconds() - used)
+            return seconds
+
+        return turn
+
+    def other(peer: Peer, name: str) -> Callable[[], float]:
+        def turn() -> float:
+            seconds, used = peer.turn(name)
+            cpu.setdefault(name, []).append(used)
+            return seconds
+
+        return turn
+
+    calls = {"socket": source.by_socket, "socket again": source.by_socket, "kvpool": source.by_kvpool}
+    ways = {name: way(name, call) for name, call in calls.items()}
+    ways |= {name: other(peer, name) for peer in others for name in peer.ways}
+    try:
+        seconds = rounds.run(ways, count)
+    finally:
+        source.close()
+        for peer in others:
+            peer.close()
+    gigabytes = blocks * size / 1e9
+    label = f"{size // MIB:2d} MiB, {streams} stream{'s'[: streams > 1]}"
+    for name, taken in seconds.items():
+        rate, cost = gigabytes / statistics.median(taken), statistics.median(cpu[name][1:]) / gigabytes
+        compared = "" if name == "socket" else f"  {rounds.ratio(seconds['socket'], taken)} of the socket"
+        noise = ", noise" if name == "socket again" else ""
+        print(f"{label:18} {name:18} {rate:5.2f} GB/s {cost:5.2f} CPU-s/GB{compared}{noise}", flush=True)
+    for name in ways:
+        if name not in calls:
+            print(f"{label:18} kvpool / {name}: {rounds.ratio(seconds[name], seconds['kvpool'])}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three rounds: to see that it works")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--peers", action="store_true", help="Mooncake and LMCache too, in the rounds of one stream")
     options = parser.parse_args()
+    count = 3 if options.quick else options.rounds
+    if options.peers:
+        for prepared in PEERS.values():
+            try:
+                prepared()
+            except SystemExit as error:  # named again, and left out, where it is started
+                print(error, flush=True)
+    print(f"{options.megabytes} MiB a round, {count} rounds; {rounds.machine()}", flush=True)
     for size in (2 * MIB, 16 * MIB):
-        measure(size, options.megabytes * MIB, options.rounds)
+        for streams in options.streams:
+            measure(
+                size, options.megabytes * MIB, streams, count, list(PEERS) if options.peers and streams == 1 else []
+            )
 
 
 if __name__ == "__main__":

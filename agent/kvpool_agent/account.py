@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvpool_contract.status import Event, Hits, Transfer, now
 
 EVENTS_KEPT = 256
-ORIGINS_KEPT = 262_144
+ORIGINS_KEPT = 65_536  # 16 million tokens in blocks of 256; at its bound it takes 11 MiB
 
 
 class Account:

@@ -22,6 +22,7 @@ from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.store import StoreFlow
@@ -86,7 +87,21 @@ class Agent:
         )
         self._locator = Locator(self._members, self._dialer, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes)
-        self._lookup = LookupFlow(self._locator, self._fetcher, self._account, config.loading.deadlineSeconds)
+        self._probe = ProbeFlow(
+            config.engine.port,
+            self._members,
+            self._dialer,
+            self._account,
+            lambda: self._bare("probe_mismatch"),
+            (place.last_beat.engine, place.last_beat.probe),
+        )
+        self._lookup = LookupFlow(
+            self._locator,
+            self._fetcher,
+            self._account,
+            config.loading.deadlineSeconds,
+            self._probe.before_load,
+        )
         self._store = StoreFlow(self._account)
         self._warmup = WarmupFlow(
             lambda: configuration.config,
@@ -114,11 +129,11 @@ class Agent:
             self._account.count("warm_discarded_bytes", place.last_beat.discarded)
             self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
         reading = Reading(self._account, self._purposes)
-        source = OwnBlocks(self._identity, self._slabs, reading, lambda: self._readiness.state)
+        source = OwnBlocks(self._identity, self._slabs, reading, lambda: self._readiness.state, self._probe)
         self._peers = PeerServer(place.bind, place.peer_port, source, self._purposes, self._account.count)
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         hooks = Hooks(self._attached, self._bare, self._other_format)
-        self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, hooks)
+        self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
         self._config_hash = configuration.in_force.hash
         self._started_at = contract.now()
@@ -212,7 +227,8 @@ class Agent:
         with self._readiness_lock:
             readiness = self._readiness
             blocks = len(slab.arena) if slab is not None else 0
-            return Beat(readiness.ready, *readiness.lasting, blocks, self._disproved, self._discarded)
+            engine, probe = self._probe.verdict()
+            return Beat(readiness.ready, *readiness.lasting, blocks, engine, probe, self._disproved, self._discarded)
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0
@@ -231,6 +247,8 @@ class Agent:
             self._warmup.start(slab, self._warmed, lambda: began)
 
     def _warmed(self, reason: str) -> None:
+        if self._probe.withdrawn:
+            return  # the hot set is of no use to an engine that is refused
         self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
 
     def _bare(self, reason: str) -> None:
@@ -290,6 +308,7 @@ class Agent:
             unknown_config_fields=list(self._configuration.unknown_fields),
             started_at=self._started_at,
             events=events,
+            probe=self._probe.snapshot(),
             config=self._configuration.in_force,
         )
 

@@ -9,14 +9,16 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Beat:
-    """ready: the pod may take traffic. state, reason: as in the status. blocks: held in the arena. disproved: a format
-    (hex) that was expected and that the engine turned out not to have; discarded: bytes fetched for it in vain, told
-    once."""
+    """ready: the pod may take traffic. state, reason: as in the status. blocks: held in the arena. engine, probe: the
+    engine that was attached and what its probe has shown. disproved: a format (hex) that was expected and that the
+    engine turned out not to have; discarded: bytes fetched for it in vain, told once."""
 
     ready: bool
     state: str = ""
     reason: str = ""
     blocks: int = 0
+    engine: str = ""
+    probe: str = ""
     disproved: str = ""
     discarded: int = 0
 
@@ -32,13 +34,16 @@ class Beat:
             found = {}
         if not isinstance(found, dict):
             found = {}
-        state, reason, blocks = found.get("state"), found.get("reason"), found.get("blocks")
-        disproved, discarded = found.get("disproved"), found.get("discarded")
+        blocks, discarded = (found.get(name) for name in ("blocks", "discarded"))
+        texts = (found.get(name) for name in ("state", "reason", "engine", "probe", "disproved"))
+        state, reason, engine, probe, disproved = (text if isinstance(text, str) else "" for text in texts)
         return cls(
             found.get("ready") is True,
-            state if isinstance(state, str) else "",
-            reason if isinstance(reason, str) else "",
+            state,
+            reason,
             blocks if isinstance(blocks, int) else 0,
-            disproved if isinstance(disproved, str) else "",
+            engine,
+            probe,
+            disproved,
             discarded if isinstance(discarded, int) else 0,
         )

@@ -162,9 +162,11 @@ class Supervisor:
             "--last-beat", self._last_beat,
         ]  # fmt: skip
         self._starts += 1
+        # by default the C library gives threads eight heaps for each core: hundreds of MiB on a large node
+        environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
         try:
             passed = (self._arena, self._config, writing)
-            self._worker = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
+            self._worker = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=environment)
         finally:
             os.close(writing)
         try:

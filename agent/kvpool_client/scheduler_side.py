@@ -20,6 +20,8 @@ from kvpool_client.offers import Offers
 from kvpool_client.plans import Answer, Plans
 
 STORE_SECONDS = 5.0
+# in a request's kv_transfer_params: the agent's own request, by which this engine shows what it computes
+PROBE = "kvpool_probe"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Context(Protocol):
     guards the field."""
 
     req_id: str
+    kv_transfer_params: dict[str, Any] | None
     _offload_key_positions: dict[bytes, int]
 
 
@@ -73,6 +76,8 @@ class SchedulerSide:
         self._key_bytes = key_bytes
         self._shares = shares
         self._load_requests: dict[int, str] = {}  # by job
+        self._open: set[str] = set()  # requests that the engine has now
+        self._outdated: set[str] = set()  # those of them that are older than the format
         self._inbox: collections.deque[tuple[int, tuple[int, ...]] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
         self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes, key_bytes)
@@ -117,13 +122,18 @@ class SchedulerSide:
     # -- the scheduler's thread ----------------------------------------------------------------------
 
     def new_request(self, context: Context) -> bool:
-        """Takes a request in; whether it shall offer what the engine holds already."""
+        """Takes a request in; whether it shall offer what the engine holds already. The agent's probe is computed,
+        never loaded, and no request of the account."""
+        self.session.resume()
+        self._open.add(context.req_id)
+        if probe_of(context):
+            return True
         self._plans.begin(context.req_id, lambda: chain_of(context))
         return self._offers.offer_again(time.monotonic())
 
     def lookup(self, key: bytes, context: Context) -> Answer:
         """The answer for one block."""
-        if self.session.attached is None or not self._shares:
+        if self.session.attached is None or not self._shares or context.req_id in self._outdated:
             return self._plans.decline(context.req_id, key)
         # promotions hold half of the host pool at most: the rest is for what the engine computes
         room = 2 * (self.ledger.load_rows + self._plans.hits_this_step) < self._rows
@@ -140,7 +150,10 @@ class SchedulerSide:
         tail = b"".join(key + parents.get(key, bytes(self._key_bytes)) for key in keys)
         self.ledger.open(job.job_id, keys, is_load=False, deadline=now + self._store_seconds)
         header = {"verb": "store", "job": job.job_id, "rows": [rows[key] for key in keys]}
-        if not self._shares or not self.session.post(header, tail):
+        if probe := probe_of(job.req_context):
+            header["probe"] = probe
+        outdated = job.req_context.req_id in self._outdated
+        if outdated or not self._shares or not self.session.post(header, tail):
             self.ledger.close(job.job_id, success=False)
             self._offers.unconfirmed(now)
 
@@ -183,6 +196,12 @@ class SchedulerSide:
 
     def request_finished(self, context: Context) -> None:
         """Tells the agent of a request's end."""
+        outdated = context.req_id in self._outdated
+        self._open.discard(context.req_id)
+        self._outdated.discard(context.req_id)
+        if outdated or probe_of(context):
+            self._plans.finish(context.req_id)
+            return
         summary = self._plans.finish(context.req_id)
         header = {
             "verb": "finished",
@@ -192,6 +211,15 @@ class SchedulerSide:
             "without_room": summary.blocks_without_room,
         }
         self.session.post(header, b"".join(chain_of(context)))
+
+    def renew(self, attach_header: dict[str, Any]) -> None:
+        """From now on blocks mean something else: leaves the pool, and comes back with this header when a request
+        comes. Requests that are open now neither load nor store any more."""
+        self.session.pause(attach_header)
+        self._outdated |= self._open
+        self._inbox.clear()
+        self._plans.fail_open()
+        self.ledger.fail_all()
 
     def drain(self) -> None:
         """Ends all open jobs and waits for the copies that run now; a store that was open is offered again."""
@@ -208,3 +236,9 @@ def chain_of(context: Context) -> Sequence[bytes]:
     """A request's keys in order."""
     positions = context._offload_key_positions
     return sorted(positions, key=positions.__getitem__)
+
+
+def probe_of(context: Context) -> str:
+    """The mark of the agent's probe; empty for every other request."""
+    found = (context.kv_transfer_params or {}).get(PROBE)
+    return found if isinstance(found, str) else ""

@@ -68,6 +68,9 @@ class Session:
         self._attached: Attached | None = None
         self._channel: wire.Channel | None = None
         self._closing = threading.Event()
+        self._wanted = threading.Event()  # whether there shall be a session
+        self._wanted.set()
+        self._changing = threading.Lock()
         self._failures = 0  # since the last attach
         self._threads = [
             threading.Thread(target=self._run, name="kvpool-session", daemon=True),
@@ -108,9 +111,24 @@ class Session:
         finally:
             self._waiting.pop(number, None)
 
+    def pause(self, attach_header: dict[str, Any]) -> None:
+        """Ends the session at once; the next one begins after `resume`, with this header."""
+        with self._changing:
+            self._header = {**attach_header, "verb": "attach", "versions": list(wire.VERSIONS)}
+            self._wanted.clear()
+            self._attached = None
+            channel = self._channel
+        if channel is not None:
+            channel.shut()
+
+    def resume(self) -> None:
+        """There shall be a session, as from the start on."""
+        self._wanted.set()
+
     def close(self) -> None:
         """Ends the session and its threads."""
         self._closing.set()
+        self._wanted.set()
         channel = self._channel
         if channel is not None:
             channel.shut()
@@ -121,7 +139,7 @@ class Session:
                 thread.join(HANDSHAKE_SECONDS + 1)
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while self._wanted.wait() and not self._closing.is_set():
             pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
             try:
                 refused = self._session()
@@ -139,17 +157,22 @@ class Session:
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(self._path)
             channel = wire.Channel(sock)
-            channel.send(self._header, descriptors=self._descriptors)
+            header = self._header
+            channel.send(header, descriptors=self._descriptors)
             reply = channel.receive()
             if reply.verb == "refused":
-                return str(reply.header.get("reason", "unknown"))
+                detail = str(reply.header.get("detail", ""))
+                return f"{reply.header.get('reason', 'unknown')}{': ' * bool(detail)}{detail}"
             if reply.verb != "attached" or reply.header["version"] not in wire.VERSIONS:
                 raise wire.WireError(f"no attach: the agent answered {reply.verb!r}")
             attached = self._accept(reply)
             channel.settimeout(None)
             self._failures = 0
-            self._channel = channel
-            self._attached = attached
+            with self._changing:
+                if self._header is not header:  # paused meanwhile: what was attached is out of date
+                    attached.arena.close()
+                    return ""
+                self._channel, self._attached = channel, attached
             log.info("kvpool: attached to the agent (epoch %d)", attached.epoch)
             try:
                 self._listener.on_attached(attached)

@@ -105,7 +105,7 @@ class Channel:
         while not self._frames:
             space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(1 << 18, space)
+                data, ancillary, flags, _ = self._socket.recvmsg(1 << 18, space)
             except TimeoutError:
                 raise
             except OSError as error:
@@ -115,6 +115,8 @@ class Channel:
                     rights = array.array("i")
                     rights.frombytes(content[: len(content) - len(content) % rights.itemsize])
                     self._descriptors += rights
+            if flags & socket.MSG_CTRUNC:  # the kernel has closed those that found no place
+                raise WireError("descriptors were lost on the way: this process has too many files open")
             if not data:
                 raise WireError("connection closed by the other side")
             self._frames = self._decoder.feed(data)

@@ -8,6 +8,9 @@ from typing import Any
 API_GROUP = "kvpool.io"
 POOL_LABEL = "kvpool.io/pool"
 CONFIG_HASH_ANNOTATION = "kvpool.io/config-hash"
+ORIGINALS_ANNOTATION = "kvpool.io/originals"
+SKIPPED_ANNOTATION = "kvpool.io/skipped"
+REQUIRE_ANNOTATION = "kvpool.io/require"
 
 PEER_PORT = 7700
 SUPERVISOR_PORT = 7701

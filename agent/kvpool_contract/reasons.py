@@ -69,16 +69,6 @@ _TABLE = (
         "Serve the model from a folder, or from a registry's cache with its snapshots.",
     ),
     Reason(
-        "weights_change",
-        "The engine is set up to update its weights in place, which the format does not tell yet.",
-        "Nothing to do: such engines run bare until a later version.",
-    ),
-    Reason(
-        "adapters_unsupported",
-        "The engine serves LoRA adapters, whose content the format does not tell yet.",
-        "Nothing to do: such engines run bare until a later version.",
-    ),
-    Reason(
         "model_unsupported",
         "The model is no decoder with a KV cache of its own.",
         "Nothing to do: there is no prefix KV to share.",
@@ -97,6 +87,21 @@ _TABLE = (
         "groups_unsupported",
         "The model has several KV-cache groups, or none with full attention.",
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
+    ),
+    Reason(
+        "probe_mismatch",
+        "The engine computes other bytes for the pool's fixed prompt than a member of the same format does.",
+        "Compare weights, engine build and kernels with those of the member in the status's probe, then restart it.",
+    ),
+    Reason(
+        "probe_pending",
+        "The engine had not yet shown that it computes what the pool's other engines compute.",
+        "Nothing to do: it takes moments after a start; see the status's probe if it stays.",
+    ),
+    Reason(
+        "probe_not_run",
+        "The engine could not be asked for the pool's fixed prompt; it shares because all fields of its format agree.",
+        "Let it listen on engine.port without a key on the loopback address, or accept the fields as proof.",
     ),
     Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.", "Raise tiers.memory.size."),
     Reason(
@@ -249,10 +254,41 @@ _TABLE = (
         "The object carries kvpool's parts already.",
         "Give the command the original manifest.",
     ),
+    Reason(
+        "not_injected",
+        "The pod carries the pool's label and has no agent: it was made while the webhook was away.",
+        "Make the pod anew, or join its workload with `kvpool inject`; without an agent it stays bare.",
+    ),
+    Reason(
+        "port_taken",
+        "A container of the pod uses one of the agent's ports, 7700 to 7702.",
+        "Give that container another port.",
+    ),
+    Reason(
+        "sidecars_unsupported",
+        "A node is older than Kubernetes 1.29, which has no native sidecars.",
+        "Update the nodes.",
+    ),
+    Reason("windows", "The pod is for Windows.", "Nothing to do: the agent runs on Linux alone."),
+    Reason(
+        "mirror_pod",
+        "The pod is a static pod's mirror, in which nothing can be changed.",
+        "Let a Deployment or a StatefulSet own the engine.",
+    ),
+    Reason(
+        "pool_unknown",
+        "The pod's Kubernetes namespace has no KVCachePool of the name in its label.",
+        "Create the pool, or correct the label kvpool.io/pool; then create the pod anew.",
+    ),
+    Reason(
+        "pool_invalid",
+        "The KVCachePool named in the pod's label can't be used.",
+        "Correct the pool by the sentence in its status; then create the pod anew.",
+    ),
     Reason("other_pool", "The pod is labelled for another pool.", "Change the label or name the other pool."),
     Reason(
         "unsupported_kind",
-        "Only Deployment, StatefulSet and ReplicaSet can be injected.",
+        "Only a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or Pod can be injected.",
         "Give the command the object that owns the pod template.",
     ),
 )

@@ -97,6 +97,17 @@ class ConfigInForce(msgspec.Struct, frozen=True):
     needs_new_pods: list[str] = []
 
 
+class Probe(msgspec.Struct, frozen=True):
+    """What the engine's probe has shown. `state`: pending, same or close (as computed by `member`), alone (no other
+    member has computed the prompt), not_run (`detail` says why), mismatch; empty before an engine has attached.
+    `blocks`: the block keys of the prompt."""
+
+    state: str = ""
+    detail: str = ""
+    member: str = ""
+    blocks: list[str] = []
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm) or Ready(degraded), with `reason` for the
     last; `attached` says whether an engine session is open; `misses` counts blocks by reason."""
@@ -123,6 +134,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     unknown_config_fields: list[str]
     started_at: float
     events: list[Event]
+    probe: Probe = Probe()
     config: ConfigInForce = ConfigInForce()
 
 

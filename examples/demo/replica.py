@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,9 +62,9 @@ def get(url: str, seconds: float = 5.0) -> bytes:
         return bytes(answer.read())
 
 
-def post(url: str, body: object, seconds: float = 300.0) -> Any:
+def post(url: str, body: object, seconds: float = 300.0, headers: Mapping[str, str] | None = None) -> Any:
     request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        url, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}, method="POST"
     )
     with urllib.request.urlopen(request, timeout=seconds) as answer:
         text = answer.read()
@@ -93,7 +93,7 @@ class Pool:
     """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
 
     executor: vLLM's, `mp` (a worker process of its own, its default on a CPU) or `uni` (in the core process, its
-    default on one GPU).
+    default on one GPU). engine_arguments: added to the server's own.
     """
 
     tools: Tools
@@ -106,6 +106,7 @@ class Pool:
     executor: str = "mp"
     agent: dict[str, Any] = field(default_factory=dict)
     engine_environment: dict[str, str] = field(default_factory=dict)
+    engine_arguments: Sequence[str] = ()
     replicas: list["Replica"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -160,6 +161,7 @@ class Replica:
         self.agent_environment: dict[str, str] = {}
         self.agent_entry: Sequence[str] = ("-m", "kvpool_agent")
         self.agent_process: subprocess.Popen[bytes] | None = None
+        self.listed = False
         self.engine_process: subprocess.Popen[bytes] | None = None
         self.engine_started = 0.0
 
@@ -167,8 +169,10 @@ class Replica:
 
     def start_agent(self) -> None:
         (self.folder / "agent.json").write_text(json.dumps(self.config))
-        with self.pool.members.open("a") as members:
-            members.write(f"{LOOPBACK}:{self.peer_port}\n")
+        if not self.listed:
+            self.listed = True
+            with self.pool.members.open("a") as members:
+                members.write(f"{LOOPBACK}:{self.peer_port}\n")
         command = [
             str(self.pool.tools.agent_python), *self.agent_entry, "--config", str(self.folder / "agent.json"),
             "--run-dir", str(self.folder / "run"), "--bind", LOOPBACK, "--peer-port", str(self.peer_port),
@@ -185,6 +189,7 @@ class Replica:
             "--served-model-name", "smol", "--host", LOOPBACK, "--port", str(self.engine_port), "--dtype", pool.dtype,
             "--max-model-len", str(pool.max_model_len), "--block-size", "32", "--enforce-eager",
             "--kv-cache-memory-bytes", str(pool.device_bytes), "--distributed-executor-backend", pool.executor,
+            *pool.engine_arguments,
         ]  # fmt: skip
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         base = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -218,6 +223,8 @@ class Replica:
             return bool(get(f"{self.engine_url}/health", 2) is not None)
 
         wait_for(f"engine {self.name} healthy", healthy, seconds, 0.25)
+        if self.agent_process is not None:
+            wait_for(f"engine {self.name} probed", lambda: self.status()["probe"]["state"] != "pending", 60)
 
     def wait_ready(self, seconds: float = 60) -> None:
         wait_for(f"agent {self.name} ready", lambda: self.probe("readyz"), seconds)
@@ -225,9 +232,12 @@ class Replica:
     def stop_engine(self) -> None:
         self.engine_process = _end_group(self.engine_process)
 
+    def stop_agent(self) -> None:
+        self.agent_process = _end_group(self.agent_process)
+
     def stop(self) -> None:
         self.stop_engine()
-        self.agent_process = _end_group(self.agent_process)
+        self.stop_agent()
 
     def log(self, what: str, size: int = 3000) -> str:
         path = self.folder / f"{what}.log"
@@ -255,10 +265,12 @@ class Replica:
         found: dict[str, Any] = json.loads(get(f"http://{LOOPBACK}:{self.worker_port}/status"))
         return found
 
-    def complete(self, prompt: Sequence[int] | str, tokens: int = 4, **options: Any) -> Any:
+    def complete(
+        self, prompt: Sequence[int] | str, tokens: int = 4, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Any:
         """A completion at temperature 0."""
         body = {"model": "smol", "prompt": prompt, "max_tokens": tokens, "temperature": 0, **options}
-        return post(f"{self.engine_url}/v1/completions", body)
+        return post(f"{self.engine_url}/v1/completions", body, headers=headers)
 
     def prompt_tokens(self) -> dict[str, int]:
         """The engine's own counters: prompt tokens computed, and cached on device, on host, by the pool."""

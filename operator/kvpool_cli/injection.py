@@ -15,7 +15,7 @@ from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_pool
 from kvpool_operator.inject import Injected, Settings, inject
 
-KINDS = ("Deployment", "StatefulSet", "ReplicaSet")
+KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,17 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
     joining = _workloads(documents, pool.metadata.name)
     if not joining:
         return Outcome(skipped=tuple((_title(d.content), "unsupported_kind") for d in documents))
-    texts = [manifests.dump(content) for content in pool_objects(pool)]
+    objects = pool_objects(pool)
+    texts = [manifests.dump(content) for content in objects]
+    named = [_identity(content, "") for content in objects]
     skipped = []
     for document in documents:
+        if _identity(document.content, pool.metadata.namespace) in named:
+            continue  # a manifest that has been through here before
         if document not in joining:
             texts.append(document.text)
             continue
-        result = inject(document.content["spec"]["template"], pool, settings)
+        result = inject(_template(document.content), pool, settings)
         if isinstance(result, Injected):
             texts.append(manifests.dump(_joined(document.content, result, pool.metadata.namespace)))
         else:
@@ -58,9 +62,9 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
 
 
 def _workloads(documents: list[Document], pool: str) -> list[Document]:
-    candidates = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
+    candidates = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in (*KINDS, "Pod")]
     for document in candidates:
-        if not isinstance((document.content.get("spec") or {}).get("template"), dict):
+        if not isinstance(_template(document.content), dict):
             raise ManifestError(f"{_title(document.content)} has no spec.template; add the pod template")
     labelled = [d for d in candidates if _pool_label(d.content) == pool]
     if not labelled and len(candidates) > 1:
@@ -72,8 +76,13 @@ def _workloads(documents: list[Document], pool: str) -> list[Document]:
 
 
 def _pool_label(workload: dict[str, Any]) -> Any:
-    metadata = workload["spec"]["template"].get("metadata") or {}
+    metadata = _template(workload).get("metadata") or {}
     return (metadata.get("labels") or {}).get(POOL_LABEL)
+
+
+def _template(workload: dict[str, Any]) -> Any:
+    """A pod is its own template."""
+    return workload if workload.get("kind") == "Pod" else (workload.get("spec") or {}).get("template")
 
 
 def _joined(workload: dict[str, Any], result: Injected, k8s_namespace: str) -> dict[str, Any]:
@@ -85,11 +94,21 @@ def _joined(workload: dict[str, Any], result: Injected, k8s_namespace: str) -> d
             f"{_title(workload)} is in namespace {metadata['namespace']}, the pool in {k8s_namespace}; "
             f"give both the same metadata.namespace"
         )
+    if workload.get("kind") == "Pod":
+        return {**result.template, "metadata": {**result.template["metadata"], "namespace": k8s_namespace}}
     return {
         **workload,
         "metadata": {**metadata, "namespace": k8s_namespace},
         "spec": {**workload["spec"], "template": result.template},
     }
+
+
+def _identity(content: Any, k8s_namespace: str) -> tuple[Any, ...]:
+    """What the API server tells objects apart by; `k8s_namespace` is where an object without one goes."""
+    if not isinstance(content, dict):
+        return ()
+    metadata = content.get("metadata") or {}
+    return content.get("kind"), metadata.get("namespace", k8s_namespace), metadata.get("name")
 
 
 def _title(content: Any) -> str:

@@ -53,6 +53,17 @@ def inject(filename: str, pool_file: str, image: str) -> None:
 
 
 @main.command()
+@click.argument("file")
+def check(file: str) -> None:
+    """Say whether FILE (- reads stdin) holds a KVCachePool that can be used, without a cluster."""
+    try:
+        pool = injection.load_pool(_read(file))
+    except PoolError as error:
+        raise InputError(str(error)) from None
+    click.echo(f"pool {pool.metadata.name} in namespace {pool.metadata.namespace}: the spec is accepted")
+
+
+@main.command()
 @click.argument("pool", default="")
 @click.option("-n", "--namespace", default="", help="Kubernetes namespace of POOL (default: the context's own).")
 @click.option("--members", "members_file", default="", help="File of host:port lines of agents' status ports.")

@@ -44,7 +44,7 @@ def as_table(answers: list[Answer]) -> str:
     reasons = dict.fromkeys((answer.status.reason if answer.status else UNREACHABLE) for answer in answers)
     explained = [explain(reason) for reason in reasons if reason]
     errors = [f"{answer.member}: {answer.error}" for answer in answers if answer.error]
-    notes = [*explained, *errors, *(note for answer in answers for note in _of_peers(answer))]
+    notes = [*explained, *errors, *(note for answer in answers for note in (*_of_probe(answer), *_of_peers(answer)))]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
@@ -64,6 +64,12 @@ def _row(member: str, status: AgentStatus) -> list[str]:
         status.format[:FORMAT_DIGITS] or NOTHING,
         status.reason or NOTHING,
     ]
+
+
+def _of_probe(answer: Answer) -> Iterator[str]:
+    """An engine that shares without having shown that it computes what the others compute."""
+    if answer.status and answer.status.probe.state == "not_run":
+        yield f"{answer.member}: {explain('probe_not_run')} ({answer.status.probe.detail})"
 
 
 def _of_peers(answer: Answer) -> Iterator[str]:

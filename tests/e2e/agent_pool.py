@@ -45,6 +45,18 @@ class Node:
         self.replica.agent_entry = IMPATIENT
         return self
 
+    def patched(self, code: str) -> "Node":
+        """All of the agent's processes run this code before their own, from their next start on."""
+        site = self.replica.folder / "site"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(code)
+        self.replica.agent_entry = (
+            "-c",
+            f"import os, sys; os.environ['PYTHONPATH'] += ':{site}'; sys.path.append('{site}'); import sitecustomize; "
+            "from kvpool_agent import supervisor; supervisor.main()",
+        )
+        return self
+
     def begin_attach(self, **options: Any) -> "Node":
         """Starts the engine, which attaches by itself when it can."""
         port = 0 if self.engines else self.replica.engine_port
@@ -62,13 +74,14 @@ class Node:
 
     def raw_session(self, **header: Any) -> wire.Channel:
         """A connection to the engine port, for a client that does what ours never does: it has sent an attach, with
-        eight rows of 4 KiB where `header` says nothing else."""
+        eight rows of 4 KiB where `header` says nothing else (the memory has eight rows in any case)."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(self.socket_path)
         channel = wire.Channel(sock)
         channel.settimeout(WAIT_SECONDS)
+        row_bytes = header.get("row_bytes", RAW_ROW_BYTES)
         descriptor = os.memfd_create("rows", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, RAW_ROWS * RAW_ROW_BYTES)
+        os.ftruncate(descriptor, RAW_ROWS * (row_bytes if 0 < row_bytes < MIB else RAW_ROW_BYTES))
         geometry = {"row_bytes": RAW_ROW_BYTES, "rows": RAW_ROWS, "hash_bytes": HASH_BYTES, "groups": 1}
         fields = {"engine": "raw", "row_bytes": RAW_ROW_BYTES}
         attach = {"verb": "attach", "versions": list(wire.VERSIONS), "format": fields, **geometry, **header}
@@ -151,6 +164,11 @@ class AgentPool:
         tools = Tools(engine_python=Path("none"), model=Path("none"))
         self._pool = Pool(tools, folder, agent={"arenaBytes": 4 * MIB, **agent})
         self.nodes: list[Node] = []
+
+    @property
+    def members(self) -> Path:
+        """The file of all agents' members."""
+        return self._pool.members
 
     def node(self, name: str, **agent: Any) -> Node:
         """A replica that is not started yet."""

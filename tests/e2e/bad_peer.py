@@ -23,8 +23,8 @@ Answer = Callable[["BadPeer", socket.socket, frames.AnyMessage, bytes], None]
 class BadPeer:
     """`answers`: what it does instead of the honest thing, by kind of message. `ended` is set when it is closed."""
 
-    def __init__(self, fingerprint: str, member: str = "bad-uid", port: int = 0) -> None:
-        self.fingerprint, self.member, self.incarnation = fingerprint, member, "0"
+    def __init__(self, fingerprint: str, member: str = "bad-uid", port: int = 0, row_bytes: int = ROW) -> None:
+        self.fingerprint, self.member, self.incarnation, self.row_bytes = fingerprint, member, "0", row_bytes
         self.answers: dict[type[frames.AnyMessage], Answer] = {}
         self.data: dict[bytes, bytes] = {}
         self.fetches = 0
@@ -41,10 +41,13 @@ class BadPeer:
     def knows(self, name: str, blocks: int) -> list[int]:
         """Gives it the blocks of a prompt, which is returned."""
         tokens = prompt(name, blocks)
+        self.knows_tokens(tokens)
+        return tokens
+
+    def knows_tokens(self, tokens: Sequence[int]) -> None:
         for engine_key in engine_keys(tokens):
             key = block_key(engine_key[:-4], int.from_bytes(engine_key[-4:], "big"), bytes.fromhex(self.fingerprint))
-            self.data[key] = block_bytes(engine_key, ROW)
-        return tokens
+            self.data[key] = block_bytes(engine_key, self.row_bytes)
 
     def close(self) -> None:
         self.ended.set()

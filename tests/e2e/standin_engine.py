@@ -7,11 +7,13 @@ HTTP it has what an agent reads of an engine: health and metrics.
 
 import collections
 import hashlib
+import json
 import mmap
 import os
+import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,9 +30,9 @@ STEP_SECONDS = 0.002
 SERVE_SECONDS = 60.0
 
 
-def engine_keys(tokens: Sequence[int]) -> list[bytes]:
+def engine_keys(tokens: Sequence[int], salt: str = "") -> list[bytes]:
     """Keys of a prompt's whole blocks: a hash chained over the prefix, and the group."""
-    keys, digest = [], b""
+    keys, digest = [], salt.encode()
     for i in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         digest = hashlib.sha256(digest + repr(list(tokens[i : i + BLOCK_TOKENS])).encode()).digest()
         keys.append(digest + bytes(4))
@@ -50,8 +52,8 @@ def prompt(name: str, blocks: int) -> list[int]:
 
 @dataclass
 class Served:
-    """Blocks of one request: computed here, found in the host pool, loaded from the pool; `equal`: all bytes loaded
-    are those that computing would have given."""
+    """Blocks of one request: computed here, found in the host pool, loaded from the pool; `equal`: all bytes loaded,
+    and all that the host pool has of it in the end, are those that computing would have given."""
 
     computed: int = 0
     host: int = 0
@@ -65,6 +67,7 @@ class _Request:
 
     req_id: str
     keys: list[bytes]
+    kv_transfer_params: dict[str, Any] | None = None
     offer_all: bool = False
     served: Served = field(default_factory=Served)
     hits: list[bytes] = field(default_factory=list)
@@ -94,11 +97,17 @@ class StandInEngine:
         port: int = 0,
         model: str = "m",
         store_seconds: float = STORE_SECONDS,
+        probe: bool = False,
+        layout: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
+        differ from those of other engines of the same format."""
         self.row_bytes, self.rows = row_bytes, rows
+        self._probe, self._layout, self._serving = probe, layout, threading.RLock()
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
-        self._memory = memoryview(mmap.mmap(self._file, rows * row_bytes))
+        self._map = mmap.mmap(self._file, rows * row_bytes)
+        self._memory = memoryview(self._map)
         self._descriptor = reopen_read_only(self._file)
         self.attach_header = {
             "format": {"engine": "standin", "model": model, "row_bytes": row_bytes, "block_tokens": BLOCK_TOKENS},
@@ -106,6 +115,7 @@ class StandInEngine:
             "rows": rows,
             "hash_bytes": HASH_BYTES,
             "groups": 1,
+            "engine": secrets.token_hex(8),
         }
         pool = HostPool(rows, row_bytes, address_of(self._memory), self._descriptor)
         self.side = SchedulerSide(path, self.attach_header, pool, KEY_BYTES, shares=True, store_seconds=store_seconds)
@@ -116,6 +126,11 @@ class StandInEngine:
         self._results: dict[int, Result] = {}
         self.tokens: collections.Counter[str] = collections.Counter()
         self._http = _server(port, self)
+
+    @property
+    def requests(self) -> int:
+        """How many it has had."""
+        return self._requests
 
     @property
     def port(self) -> int:
@@ -130,6 +145,8 @@ class StandInEngine:
         self.side.shutdown()
         self._http.shutdown()
         self._http.server_close()
+        self._memory.release()
+        self._map.close()
         os.close(self._file)
         os.close(self._descriptor)
 
@@ -149,7 +166,20 @@ class StandInEngine:
 
     def serve_together(self, prompts: Sequence[Sequence[int]]) -> list[Served]:
         """Takes all requests in before the first step; ends when all are answered and stored."""
-        requests = [self._begin(tokens) for tokens in prompts]
+        return self._serve([(tokens, "", None) for tokens in prompts])
+
+    def complete(self, body: dict[str, Any]) -> bool:
+        """A completion that came over HTTP, from another thread; whether there is such an endpoint."""
+        if not self._probe:
+            return False
+        self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
+        return True
+
+    def _serve(self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]]) -> list[Served]:
+        with self._serving:
+            return self._serve_now([self._begin(*one) for one in asked])
+
+    def _serve_now(self, requests: Sequence[_Request]) -> list[Served]:
         waiting = list(requests)
         until = time.monotonic() + SERVE_SECONDS
         while waiting:
@@ -157,16 +187,18 @@ class StandInEngine:
             self._step_begin()
             waiting = [request for request in waiting if not self._scan(request)]
             self.side.end_step((), ())
+        for key in [key for request in requests for key in request.keys if key in self._held]:
+            self._held.move_to_end(key)  # what these requests have here makes no room for them
         for request in requests:
             self._load(request)
             self._compute_and_store(request)
             self._finish(request)
         return [request.served for request in requests]
 
-    def _begin(self, tokens: Sequence[int]) -> _Request:
+    def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> _Request:
         self._requests += 1
-        keys = engine_keys(tokens)
-        request = _Request(f"r{self._requests}", keys)
+        keys = engine_keys(tokens, salt)
+        request = _Request(f"r{self._requests}", keys, parameters)
         request.offer_all = self.side.new_request(request)
         return request
 
@@ -203,13 +235,13 @@ class StandInEngine:
                 self._free.append(row)
                 continue
             self._held[key] = row
-            request.served.equal &= self._row(row) == block_bytes(key, self.row_bytes)
+            request.served.equal &= self._row(row) == self._computed(key)
         request.served.pool = len(done)
 
     def _compute_and_store(self, request: _Request) -> None:
         computed = [key for key in request.keys if key not in self._held]
         for key, row in zip(computed, self._take_rows(len(computed)), strict=True):
-            self._row(row)[:] = block_bytes(key, self.row_bytes)
+            self._row(row)[:] = self._computed(key)
             self._held[key] = row
         request.served.computed = len(computed)
         offered = request.keys if request.offer_all else computed
@@ -220,6 +252,8 @@ class StandInEngine:
 
     def _finish(self, request: _Request) -> None:
         served = request.served
+        held = [(key, self._held[key]) for key in request.keys if key in self._held]
+        served.equal &= all(self._row(row) == block_bytes(key, self.row_bytes) for key, row in held)
         for word, blocks in (("local_compute", served.computed), ("host", served.host), ("p2p", served.pool)):
             self.tokens[word] += blocks * BLOCK_TOKENS
         self.side.end_step([request.req_id], ())
@@ -238,6 +272,9 @@ class StandInEngine:
         while len(self._free) < count:
             self._free.append(self._held.popitem(last=False)[1])
         return [self._free.pop() for _ in range(count)]
+
+    def _computed(self, key: bytes) -> bytes:
+        return self._layout(block_bytes(key, self.row_bytes))
 
     def _row(self, row: int) -> memoryview:
         return self._memory[row * self.row_bytes : (row + 1) * self.row_bytes]
@@ -259,6 +296,12 @@ def _server(port: int, engine: StandInEngine) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200 if self.path == "/v1/completions" and engine.complete(body) else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *_: Any) -> None:
             """Nothing: a poll a second is no news."""

@@ -36,7 +36,7 @@ def slab_of(slots: int = SLOTS, arena: Arena | None = None) -> Slab:
 def filled(blocks: int, slots: int = SLOTS) -> Slab:
     slab = slab_of(slots)
     for n, slot in enumerate(slab.arena.reserve(blocks, 0.0)):
-        slab.arena.commit(key(n), b"", slot, b"t" * 16, foreign=False)
+        slab.arena.commit(key(n), b"", slot, tag_of(key(n), slab.view(slot)), foreign=False)
     return slab
 
 

@@ -48,21 +48,51 @@ def test_stdin_and_another_image() -> None:
     assert result.stdout == expected
 
 
-def test_what_comes_out_is_not_injected_twice() -> None:
+def test_what_comes_out_comes_out_again() -> None:
     result = run("inject", "-f", GOLDEN / "joined.yaml", "--pool", POOL)
-    assert (result.exit_code, result.stdout) == (3, "")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert list(yaml.safe_load_all(result.stdout)) == list(yaml.safe_load_all((GOLDEN / "joined.yaml").read_text()))
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet", "ReplicaSet", "Job"])
+def test_every_kind_with_a_pod_template_joins(kind: str) -> None:
+    result = run("inject", "-f", "-", "--pool", POOL, stdin=yaml.safe_dump({**workload("x"), "kind": kind}))
+    assert result.exit_code == 0, result.output
+    *_, last = yaml.safe_load_all(result.stdout)
+    assert last["kind"] == kind
+    assert [c["name"] for c in last["spec"]["template"]["spec"]["initContainers"]] == ["kvpool-client", "kvpool-agent"]
+
+
+def test_a_pod_joins_as_its_own_template() -> None:
+    template = workload("x")["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "x", "labels": {"app": "x"}}}
+    result = run("inject", "-f", "-", "--pool", POOL, stdin=yaml.safe_dump(pod))
+    assert result.exit_code == 0, result.output
+    *_, last = yaml.safe_load_all(result.stdout)
+    assert (last["kind"], last["metadata"]["name"], last["metadata"]["namespace"]) == ("Pod", "x", "team-a")
+    assert [c["name"] for c in last["spec"]["initContainers"]] == ["kvpool-client", "kvpool-agent"]
+
+
+def test_a_pool_is_checked_offline(tmp_path: Path) -> None:
+    result = run("check", POOL)
+    assert (result.exit_code, result.stdout) == (0, "pool chat in namespace team-a: the spec is accepted\n")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(POOL.read_text().replace("size: 2Gi", "size: 2GB"))
+    result = run("check", bad)
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        "Deployment chat: already_injected: The object carries kvpool's parts already. "
-        "Give the command the original manifest.\n"
+        "Error: pool field spec.engine.hostPool.size: '2GB' is no quantity; write a number with a unit, such as "
+        "500Mi or 4Gi\n"
     )
 
 
 def test_a_manifest_without_a_workload_is_left_alone() -> None:
-    job = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\n"
+    job = "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: train}\n"
     result = run("inject", "-f", "-", "--pool", POOL, stdin=job)
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr == (
-        "Job train: unsupported_kind: Only Deployment, StatefulSet and ReplicaSet can be injected. "
+        "CronJob train: unsupported_kind: "
+        "Only a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or Pod can be injected. "
         "Give the command the object that owns the pod template.\n"
     )
 
@@ -101,7 +131,7 @@ def test_the_workload_is_in_the_pools_namespace() -> None:
             POOL.read_text().replace("tiers:", "tier:"),
             "",
             "pool field spec.tier: this version does not know it; "
-            "spec has engine, tiers, prewarm, readiness, loading, agent",
+            "spec has engine, tiers, prewarm, readiness, loading, agent, paused",
         ),
         (
             "kind: KVCachePool\n",

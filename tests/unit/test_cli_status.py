@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvpool_cli.main import main
-from kvpool_contract.status import AgentStatus, Arena, EngineTokens, Hits, Peer, Transfer, Warm, encode_status
+from kvpool_contract.status import AgentStatus, Arena, EngineTokens, Hits, Peer, Probe, Transfer, Warm, encode_status
 
 
 def run(*arguments: str | Path) -> Result:
@@ -68,6 +68,7 @@ COLD = AgentStatus(
         "hits": Hits(),
         "transfers": {},
         "peers": [],
+        "probe": Probe("not_run", "the engine's port answered 401"),
     }
 )
 
@@ -172,6 +173,9 @@ def test_the_status_table(agents: list[str], tmp_path: Path) -> None:
                 f"{agents[2]}: the agent's status has version 9, this command reads 1; update the older of the two",
                 f"{agents[0]} → uid-c: breaker open after 4 failures in a row",
                 f"{agents[0]} → uid-d: not the same format: dtype: float32 here, bfloat16 there; rows: 1 here, 2 there",
+                f"{agents[1]}: probe_not_run: The engine could not be asked for the pool's fixed prompt; it shares "
+                "because all fields of its format agree. Let it listen on engine.port without a key on the "
+                "loopback address, or accept the fields as proof. (the engine's port answered 401)",
             )
         ],
     ]

@@ -1,171 +1,105 @@
-"""The configuration in force: live fields are taken over, others are named, a broken file changes nothing."""
+"""What of the engine's options is in the format, and what keeps an engine from joining. Its configuration is faked."""
 
-import dataclasses
-import json
-import os
-from collections.abc import Iterator
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpool_agent.configuration import Configuration
-from kvpool_contract.config import (
-    LIVE_FIELDS,
-    AgentConfig,
-    ConfigError,
-    decode_config,
-    digest_of,
-    encode_config,
-    take_over,
-)
-from kvpool_contract.status import ConfigInForce
-from kvpool_operator.desired.objects import config_map
-from kvpool_operator.desired.pool import read_pool
-from kvpool_operator.inject.template import config_hash
-
-GOOD: dict[str, Any] = {"version": 1, "pool": "chat", "arenaBytes": 1 << 30, "members": {"dns": "chat-kvpool.ns:7700"}}
+from kvpool_client.engine_vllm import configuration
+from kvpool_client.settings import Settings
 
 
-def text(**change: Any) -> str:
-    return json.dumps({**GOOD, **change})
+def folder(path: Path, content: bytes = b"weights") -> str:
+    path.mkdir(exist_ok=True)
+    (path / "model.safetensors").write_bytes(content)
+    return str(path)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "agent.json"
-    path.write_text(text())
-    return path
-
-
-@pytest.fixture
-def kept() -> Iterator[int]:
-    descriptor = os.memfd_create("kept")
-    yield descriptor
-    os.close(descriptor)
-
-
-CHANGES: dict[str, Any] = {
-    "prewarm": {"maxStreams": 9},
-    "readiness": {"targetPercent": 5},
-    "loading": {"deadlineSeconds": 1.5},
-    "paused": True,
-    "generation": 7,
-    "arenaBytes": 2 << 30,
-    "members": {"file": "/elsewhere"},
-    "engine": {"port": 9},
-    "pool": "other",
-}
-
-
-def test_every_field_is_live_or_holds_for_new_pods() -> None:
-    assert CHANGES.keys() == {one.name for one in dataclasses.fields(AgentConfig)} - {"version"}
-    now = decode_config(text().encode()).config
-    for name, value in CHANGES.items():
-        found = decode_config(text(**{name: value}).encode()).config
-        in_force, new_pods = take_over(now, found)
-        assert (in_force == found, in_force == now) == ((True, False) if name in LIVE_FIELDS else (False, True))
-        assert bool(new_pods) is (name not in LIVE_FIELDS)
-
-
-def test_live_fields_of_a_changed_file_hold_and_the_others_are_named(file: Path, kept: int) -> None:
-    made = Configuration(file, kept)
-    assert made.in_force == ConfigInForce(digest_of(file.read_bytes()))
-    assert not made.look()
-    file.write_text(
-        text(**{name: CHANGES[name] for name in ("prewarm", "arenaBytes", "members", "engine", "generation")})
+def config(model: str, load_format: str = "auto", speculative: Any = None) -> Any:
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(model=model, revision=None),
+        load_config=types.SimpleNamespace(load_format=load_format, download_dir=None),
+        speculative_config=speculative,
     )
-    assert made.look()
-    assert (made.config.prewarm.maxStreams, made.config.arenaBytes, made.config.engine.port) == (9, 1 << 30, 8000)
-    assert made.in_force == ConfigInForce(
-        digest_of(file.read_bytes()), 7, needs_new_pods=["arenaBytes", "members.dns", "members.file", "engine.port"]
+
+
+def test_weights_that_the_engine_makes_up_are_not_those_of_the_files(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+    read, made_up = (configuration.identity_of_weights(config(model, load)) for load in ("auto", "dummy"))
+    assert len(read) == 32
+    assert made_up == f"dummy {read}"
+    (tmp_path / "empty").mkdir()
+    assert configuration.identity_of_weights(config(str(tmp_path / "empty"), "dummy")) == ""
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_drafts_that_are_looked_up_have_no_kv_and_are_no_part_of_the_format(tmp_path: Path, method: str) -> None:
+    model = folder(tmp_path / "m")
+    drafting = types.SimpleNamespace(method=method, model=method)
+    assert configuration.draft_of(config(model, speculative=drafting)) == configuration.draft_of(config(model)) == ""
+
+
+def test_a_draft_model_is_part_of_the_format_by_its_weights(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+
+    def drafting(content: bytes) -> str:
+        draft = types.SimpleNamespace(model=folder(tmp_path / "d", content), revision=None)
+        return configuration.draft_of(
+            config(model, speculative=types.SimpleNamespace(method="eagle3", draft_model_config=draft))
+        )
+
+    one, other = drafting(b"one"), drafting(b"other")
+    assert one.startswith(f"eagle3 {tmp_path / 'd'} ")
+    assert one != other
+    assert drafting(b"one") == one
+
+
+def engine(**changes: Any) -> Any:
+    """A configuration that joins, but for the changes: `model.attn_type` for example."""
+    made = types.SimpleNamespace(
+        model=types.SimpleNamespace(
+            attn_type="decoder",
+            is_encoder_decoder=False,
+            dtype=types.SimpleNamespace(itemsize=2),
+            get_total_num_kv_heads=lambda: 2,
+            get_total_num_hidden_layers=lambda: 2,
+            get_head_size=lambda: 8,
+        ),
+        parallel=types.SimpleNamespace(
+            nnodes=1, distributed_executor_backend="mp", data_parallel_size_local=1, tensor_parallel_size=1
+        ),
+        cache=types.SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256", block_size=32),
+        lora_config=None,
+        weight_transfer_config=None,
     )
-    file.write_text(text(prewarm={"maxStreams": 9}))
-    assert made.look()
-    assert made.in_force.needs_new_pods == []
-    assert not made.look()
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        target = made
+        for parent in parents:
+            target = getattr(target, parent)
+        setattr(target, name, value)
+    for part in ("model", "parallel", "cache"):
+        setattr(made, f"{part}_config", getattr(made, part))
+    return made
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("change", "reason"),
     [
-        (None, "configuration file: it can't be read: No such file or directory; restore it"),
-        ("{", "configuration is not JSON: "),
-        (text(prewarm={"maxStreams": 0}), "configuration field prewarm.maxStreams: 0 is below 1; raise it"),
-        (text(version=9), "configuration version: this agent reads 1, found 9; "),
-        (text(paused="yes"), "configuration field paused: Expected `bool`, got `str`; "),
+        ({}, None),
+        ({"lora_config": object()}, None),
+        ({"weight_transfer_config": object()}, None),
+        ({"cache__enable_prefix_caching": False}, "prefix_caching_off"),
+        ({"cache__prefix_caching_hash_algo": "xxhash"}, "hash_unsupported"),
+        ({"model__attn_type": "encoder_only"}, "model_unsupported"),
+        ({"model__is_encoder_decoder": True}, "model_unsupported"),
+        ({"parallel__nnodes": 2}, "multi_host"),
+        ({"parallel__distributed_executor_backend": "ray"}, "multi_host"),
+        ({"parallel__data_parallel_size_local": 1 << 40}, "no_shm_room"),
     ],
-    ids=["vanished", "no-json", "value", "version", "type"],
+    ids=str,
 )
-def test_a_file_that_cannot_be_used_keeps_the_last_configuration_and_is_named(
-    file: Path, kept: int, content: str | None, sentence: str
-) -> None:
-    made = Configuration(file, kept)
-    before = made.config
-    if content is None:
-        file.unlink()
-    else:
-        file.write_text(content)
-    assert made.look()
-    assert not made.look()  # told once
-    assert made.config is before
-    told = made.in_force
-    assert (told.reason, told.hash) == ("config_invalid", digest_of(text().encode()))
-    assert told.problem.startswith(sentence)
-    # the next worker of the same pod has it, too
-    after = Configuration(file, kept)
-    assert (after.config, after.in_force) == (before, told)
-    file.write_text(text(paused=True))
-    assert after.look() and after.config.paused
-    assert after.in_force == ConfigInForce(digest_of(file.read_bytes()))
-
-
-def test_a_worker_that_follows_another_keeps_what_the_pod_began_with(file: Path, kept: int) -> None:
-    Configuration(file, kept)
-    file.write_text(text(engine={"port": 9}, paused=True))
-    after = Configuration(file, kept)
-    assert (after.config.engine.port, after.config.paused) == (8000, True)
-    assert after.in_force.needs_new_pods == ["engine.port"]
-
-
-@pytest.mark.parametrize("left", [b"", b"{", b'{"digest": "x"}', b'{"digest": 1, "document": "{}"}', b"[]"])
-def test_what_a_worker_left_half_written_is_no_configuration(file: Path, kept: int, left: bytes) -> None:
-    os.pwrite(kept, left, 0)
-    assert Configuration(file, kept).config == decode_config(text().encode()).config
-    os.ftruncate(kept, 0)
-    os.pwrite(kept, left, 0)
-    file.unlink()
-    with pytest.raises(ConfigError, match="it can't be read"):
-        Configuration(file, kept)
-
-
-def test_unknown_fields_are_told_as_they_change(file: Path, kept: int) -> None:
-    made = Configuration(file, kept)
-    file.write_text(text(later=1))
-    assert made.look()
-    assert made.unknown_fields == ("later",)
-    file.write_text(text())
-    assert made.look()
-    assert made.unknown_fields == ()
-
-
-def test_a_mount_that_swaps_its_folder_is_seen(tmp_path: Path, kept: int) -> None:
-    """As the kubelet does it: the file is a link through a link to a folder of its own version."""
-    for version, content in (("v1", text()), ("v2", text(paused=True))):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "agent.json").write_text(content)
-    (tmp_path / "..data").symlink_to("v1")
-    (tmp_path / "agent.json").symlink_to("..data/agent.json")
-    made = Configuration(tmp_path / "agent.json", kept)
-    (tmp_path / "swap").symlink_to("v2")
-    (tmp_path / "swap").rename(tmp_path / "..data")
-    assert made.look() and made.config.paused
-
-
-def test_an_agents_hash_is_that_of_the_document_which_the_operator_wrote(tmp_path: Path, kept: int) -> None:
-    pool = read_pool({"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}})
-    (document,) = config_map(pool)["data"].values()
-    path = tmp_path / "agent.json"
-    path.write_text(document)
-    assert Configuration(path, kept).in_force.hash == config_hash(pool)
-    assert encode_config(decode_config(document.encode()).config) == document
+def test_what_keeps_an_engine_from_joining(change: dict[str, Any], reason: str | None) -> None:
+    obstacle = configuration._unsupported(Settings("/run/s", 1 << 22), engine(**change))
+    assert (obstacle[0] if obstacle else None) == reason

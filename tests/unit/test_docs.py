@@ -2,17 +2,72 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "hack"))
 
+import pool_schema  # noqa: E402
 import write_docs  # noqa: E402
 
 
 def test_the_table_of_reasons_is_the_contracts() -> None:
     page = write_docs.OPERATIONS.read_text()
     assert write_docs.with_reasons(page) == page, "run: python hack/write_docs.py"
+
+
+def test_the_rules_of_the_controller_are_those_that_it_is_tested_with() -> None:
+    page = write_docs.OPERATIONS.read_text()
+    assert write_docs.BEGIN_RULES in page
+    assert write_docs.with_permissions(page) == page, "run: python hack/write_docs.py"
+
+
+def test_the_definition_and_its_page_are_those_of_the_types() -> None:
+    assert write_docs.CRD.read_text() == pool_schema.as_yaml(), "run: python hack/write_docs.py"
+    assert write_docs.API.read_text() == write_docs.api_page(), "run: python hack/write_docs.py"
+
+
+def spec_leaves(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, field in schema["properties"].items():
+        if "properties" in field:
+            yield from spec_leaves(field, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}", field
+
+
+def test_every_field_of_the_spec_is_described_bounded_and_says_when_a_change_applies() -> None:
+    schema = yaml.safe_load(write_docs.CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    leaves = dict(spec_leaves(schema["properties"]["spec"], "spec"))
+    assert {"spec.engine.port", "spec.tiers.memory.size", "spec.agent.resources.limits"} <= set(leaves)
+    for path, field in leaves.items():
+        assert sum(field["description"].endswith(said) for said in pool_schema.APPLIES.values()) == 1, path
+        assert "default" in field, path
+        if field.get("type") == "string":
+            assert "maxLength" in field or "enum" in field, path
+        if field.get("type") == "object":
+            assert "maxProperties" in field, path
+        if field.get("type") in ("integer", "number"):
+            assert {"minimum", "maximum"} <= set(field), path
+
+
+def test_a_field_without_description_or_bound_is_refused() -> None:
+    class Undescribed(msgspec.Struct):
+        a: int = 0
+
+    class Unbounded(msgspec.Struct):
+        """Text."""
+
+        a: Annotated[str, msgspec.Meta(description="a")] = ""
+
+    for shape, sentence in ((Undescribed, "spec.a has no description"), (Unbounded, "spec.a has no max_length")):
+        with pytest.raises(ValueError, match=sentence):
+            pool_schema._object(shape, "spec")
 
 
 def test_every_guarantee_names_a_test_that_exists() -> None:

@@ -51,6 +51,17 @@ def test_the_supervisor_loads_the_standard_library_alone() -> None:
     }
 
 
+def test_the_controller_loads_no_agent_no_client_and_no_command() -> None:
+    loaded = packages(modules_after("import kvpool_operator.controller.main"))
+    assert loaded.isdisjoint({"kvpool_agent", "kvpool_client", "kvpool_cli", "torch", "vllm", "click", "rich"})
+    assert {"kopf", "kubernetes", "kvpool_operator", "kvpool_contract"} <= loaded
+
+
+def test_the_injector_and_what_is_decided_load_no_kubernetes() -> None:
+    pure = "kvpool_operator.inject, kvpool_operator.desired.status, kvpool_operator.desired.events"
+    assert packages(modules_after(f"import {pure}")).isdisjoint({"kopf", "kubernetes", "aiohttp", "yaml"})
+
+
 def test_the_operator_folder_shadows_nothing_of_the_standard_library() -> None:
     program = "import operator, sys; print(operator.__file__); print(operator.add(1, 2))"
     environment = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{PATHS}", "PYTHONDONTWRITEBYTECODE": "1"}

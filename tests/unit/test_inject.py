@@ -3,6 +3,10 @@ ordinary template is compared in test_cli.py with golden/joined.yaml."""
 
 import copy
 import json
+import os
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -74,15 +78,42 @@ def test_the_input_is_never_changed() -> None:
     assert after != before
 
 
-def test_image_and_command_of_the_engine_stay() -> None:
-    kept = {
-        "image": "example.test/vllm:1",
-        "command": ["vllm"],
-        "args": ["serve", "m"],
-        "readinessProbe": {"x": 1},
-    }
+def test_image_and_arguments_of_the_engine_stay() -> None:
+    kept = {"image": "example.test/vllm:1", "args": ["serve", "m"], "readinessProbe": {"x": 1}}
     after = first(joined(template(engine(**kept))))
     assert {name: after[name] for name in kept} == kept
+    assert "command" not in after
+
+
+PRINT = "import os, sys; print([os.environ.get(n) for n in ('PYTHONPATH', 'VLLM_PLUGINS')], sys.argv[1:])"
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        ({}, ["/kvpool/client", None]),
+        ({"PYTHONPATH": "/a:/b c"}, ["/kvpool/client:/a:/b c", None]),
+        ({"PYTHONPATH": "", "VLLM_PLUGINS": ""}, ["/kvpool/client", "kvpool"]),
+        ({"VLLM_PLUGINS": "x,y"}, ["/kvpool/client", "x,y,kvpool"]),
+    ],
+)
+@pytest.mark.parametrize("shell", ["", "bash"])
+def test_a_command_is_started_with_the_plugin_in_front_of_what_is_there(
+    shell: str, there: dict[str, str], expected: list[str | None]
+) -> None:
+    """Run as the container would be: the command, then the arguments as they are written."""
+    command = [sys.executable, "-c", PRINT]
+    if shell:
+        line = f'exec {shlex.quote(sys.executable)} -c "$0" "$@"'
+        command = ["bash", "-c", line, PRINT]
+    given = engine(command=command, args=["a b", "$HOME", '"'])
+    after = first(joined(template(given)))
+    assert after["args"] == given["args"]
+    assert after["command"][0] == (shell or "/bin/sh")
+    assert after["command"][-len(command) :] == command
+    done = subprocess.run([*after["command"], *after["args"]], env={"PATH": os.environ["PATH"], **there},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.strip() == f"{expected} ['a b', '$HOME', '\"']", done.stderr
 
 
 def test_the_sidecar_is_the_last_init_container_behind_the_client() -> None:
@@ -149,6 +180,9 @@ def test_the_environment_lets_the_engine_find_the_plugin(
         (["--port", "1", "--port", "9002"], 9002),
         (["serve", "--port"], None),
         (["--portal", "9000"], None),
+        (["-c", "exec vllm serve m \\\n --port 9003 'unbalanced"], 9003),
+        (["-c", "vllm serve m --port=9004 --name 'a b'"], 9004),
+        (["--port", "$PORT"], None),
     ],
 )
 def test_the_engines_port_is_read_where_it_stands_plainly(arguments: list[str], port: int | None) -> None:
@@ -271,7 +305,6 @@ VLLM_BY_ARGUMENT = {"name": "b", "image": "i", "args": ["-m", "vllm.entrypoints.
         (with_shm(), "shm_not_memory"),
         (template(from_source("VLLM_PLUGINS")), "plugins_from_source"),
         (template(engine(args=["--port", "9000"])), "engine_port_differs"),
-        (joined(template()), "already_injected"),
         (template(engine(env=[{"name": "KVPOOL_CLIENT_CONFIG", "value": "{}"}])), "already_injected"),
         (template(volumes=[{"name": "kvpool-run", "emptyDir": {}}]), "already_injected"),
     ],
@@ -313,5 +346,5 @@ def test_labels_and_annotations_and_a_hash_that_follows_the_configuration() -> N
     assert metadata["annotations"].pop("kept") == "yes"
     digest = metadata["annotations"]["kvpool.io/config-hash"]
     other = joined(template(), pool(loading={"deadlineSeconds": 3}))["metadata"]["annotations"]
-    assert joined(template())["metadata"]["annotations"] == {"kvpool.io/config-hash": digest}
+    assert joined(template())["metadata"]["annotations"]["kvpool.io/config-hash"] == digest
     assert other["kvpool.io/config-hash"] != digest

@@ -5,6 +5,7 @@ something is written down as an example.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -25,6 +26,7 @@ from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError, keys_of
@@ -261,7 +263,8 @@ def engine_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
     slabs, store = Slabs(memory, 0.0), StoreFlow(account)
     lookup = LookupFlow(Nobody(), Fetcher(None, Breakers(account), account), account, 1.0)  # type: ignore[arg-type]
     hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
-    handler = EngineHandler(slabs, memory, lookup, store, account, hooks)
+    probe = ProbeFlow(1, None, None, account, lambda: None)  # type: ignore[arg-type]
+    handler = EngineHandler(slabs, memory, lookup, store, account, probe, hooks)
     path = tmp_path_factory.mktemp("engine") / "engine.sock"
     port = EnginePort(path, handler)
     store.start()
@@ -305,6 +308,25 @@ def test_an_attach_without_sense_leaves_nothing_behind(engine_port: tuple[Path, 
     before = in_use()
     with connected(path, first) as sock:
         drain(sock)
+    ask(path)
+    settled(lambda: handler.sessions == 0 and in_use() <= before)
+
+
+def test_an_attach_for_which_no_descriptor_is_left_leaves_nothing_behind(
+    engine_port: tuple[Path, EngineHandler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, handler = engine_port
+
+    def none_left() -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    before, attaches = in_use(), handler.attaches
+    with monkeypatch.context() as patched:
+        patched.setattr(handler._memory, "reader", none_left)
+        with connected(path, ATTACH) as sock:
+            drain(sock)
+    settled(lambda: in_use() <= before)
+    assert (handler.sessions, handler.attaches) == (0, attaches)
     ask(path)
     settled(lambda: handler.sessions == 0 and in_use() <= before)
 

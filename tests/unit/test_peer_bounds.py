@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -43,7 +44,8 @@ class Member:
             view[:] = key(n) * (slot // 16)
             self.slab.arena.commit(key(n), b"", slot_number, tag_of(key(n), view), foreign=False)
         identity = Identity("pool", "source", "inc")
-        source = OwnBlocks(identity, slabs, Reading(self.account, table), lambda: "Ready(warm)")
+        probe = types.SimpleNamespace(withdrawn=False)
+        source = OwnBlocks(identity, slabs, Reading(self.account, table), lambda: "Ready(warm)", probe)  # type: ignore[arg-type]
         self.server = serve.PeerServer("127.0.0.1", 0, source, table, self.account.count)
         self.server.start()
 

@@ -5,10 +5,11 @@ import json
 from typing import Any
 
 import pytest
+from bad_pools import BAD_POOLS, BadPool
 
 from kvpool_contract.config import decode_config
 from kvpool_operator.desired.objects import agent_config, pool_objects
-from kvpool_operator.desired.pool import PoolError, read_pool
+from kvpool_operator.desired.pool import PoolError, read_pool, read_stored_pool
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
 
 
@@ -137,58 +138,11 @@ def test_every_field_reaches_the_configuration() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        (
-            {"engin": {}},
-            "pool field spec.engin: this version does not know it; "
-            "spec has engine, tiers, prewarm, readiness, loading, agent, paused",
-        ),
-        (
-            {"engine": {"hostpool": {}}},
-            "pool field spec.engine.hostpool: this version does not know it; "
-            "spec.engine has container, port, hostPool, blockTokens, allowUntested",
-        ),
-        (
-            {"tiers": {"disk": {"size": "1Gi"}}},
-            "pool field spec.tiers.disk: this version does not know it; spec.tiers has memory",
-        ),
-        (
-            {"tiers": {"memory": {"size": "8GB"}}},
-            "pool field spec.tiers.memory.size: '8GB' is no quantity; write a number with a unit, such as 500Mi or 4Gi",
-        ),
-        (
-            {"tiers": {"memory": {"size": 1000}}},
-            "pool field spec.tiers.memory.size: 1000 bytes are below 1048576; raise it",
-        ),
-        (
-            {"engine": {"hostPool": {"size": "1k"}}},
-            "pool field spec.engine.hostPool.size: 1000 bytes are below 1048576; raise it",
-        ),
-        (
-            {"prewarm": {"maxBytesPerSecond": 0}},
-            "pool field spec.prewarm.maxBytesPerSecond: 0 bytes are below 1; raise it",
-        ),
-        (
-            {"engine": {"port": 65536}},
-            "pool field spec.engine.port: expected `int` <= 65535; correct the value",
-        ),
-        (
-            {"readiness": {"targetPercent": "95"}},
-            "pool field spec.readiness.targetPercent: expected `int`, got `str`; correct the value",
-        ),
-        (
-            {"agent": {"resources": {"limits": {"cpu": "two"}}}},
-            "pool field spec.agent.resources.limits.cpu: 'two' is "
-            "no quantity; write a number with a unit, such as 500Mi or 4Gi",
-        ),
-    ],
-)
-def test_a_refusal_names_the_field_and_the_fix(spec: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize("bad", BAD_POOLS, ids=str)
+def test_a_refusal_names_the_field_and_the_fix(bad: BadPool) -> None:
     with pytest.raises(PoolError) as refusal:
-        read_pool(document(spec))
-    assert str(refusal.value) == sentence
+        read_pool(bad.document())
+    assert str(refusal.value) == bad.offline
 
 
 @pytest.mark.parametrize("name", ["", "Chat", "1chat", "chat-", "a.b", "a" * 57])
@@ -205,6 +159,12 @@ def test_a_name_that_no_service_can_carry_is_refused(name: str) -> None:
 def test_the_longest_name_fits_a_service() -> None:
     names = {o["metadata"]["name"] for o in pool_objects(read_pool(document(name="a" * 56)))}
     assert names == {"a" * 56 + "-kvpool"} and len(names.pop()) == 63
+
+
+def test_a_pool_as_the_server_keeps_it_is_the_pool_as_written() -> None:
+    own = {"uid": "1", "generation": 3, "managedFields": [{}], "finalizers": [], "labels": {"a": "b"}}
+    stored = document({"engine": {"port": 9}}, **own) | {"status": {"phase": "Ready"}}
+    assert read_stored_pool(stored) == read_pool(document({"engine": {"port": 9}}))
 
 
 def test_a_namespace_is_checked() -> None:
@@ -225,8 +185,9 @@ def test_a_namespace_is_checked() -> None:
         ),
         ({"metadata": {}}, "pool field metadata.name: it is missing; add it"),
         (
-            {"metadata": {"name": "a", "labels": {}}},
-            "pool field metadata.labels: this version does not know it; metadata has name, namespace",
+            {"metadata": {"name": "a", "generateName": "a"}},
+            "pool field metadata.generateName: this version does not know it; "
+            "metadata has name, namespace, labels, annotations",
         ),
         (
             {"status": {}},

@@ -19,6 +19,7 @@ ROWS = 8
 class Request:
     req_id: str
     _offload_key_positions: dict[bytes, int]
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 @dataclass
@@ -28,11 +29,18 @@ class Session:
     posted: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     attached: object = object()
     full: bool = False
+    wanted: object = None
 
     def post(self, header: dict[str, Any], tail: bytes = b"") -> bool:
         if not self.full:
             self.posted.append((header, tail))
         return not self.full
+
+    def resume(self) -> None:
+        self.wanted = True
+
+    def pause(self, attach_header: dict[str, Any]) -> None:
+        self.wanted, self.attached = attach_header, None
 
     def verbs(self) -> list[str]:
         return [header["verb"] for header, _ in self.posted]
@@ -154,3 +162,54 @@ def test_without_a_session_or_with_a_model_that_shares_nothing_every_lookup_is_a
     monkeypatch.setattr(side.session, "attached", None)
     assert look(request(side, "b", KEYS[:2])) is Answer.MISS
     assert side.session.posted == []
+
+
+def test_the_agents_probe_is_computed_and_its_store_bears_the_mark_and_is_no_request_of_the_account(
+    side: SchedulerSide,
+) -> None:
+    probe = Request("p", {KEYS[0]: 4}, {"kvpool_probe": "mark"})
+    assert side.new_request(probe), "offered also where the engine holds it already"
+    assert side.lookup(KEYS[0], probe) is Answer.MISS
+    side.end_step(["p"], [])
+    side.submit_store(job(1, [KEYS[0]], probe))
+    side.request_finished(probe)
+    assert [(header["verb"], header["probe"]) for header, _ in side.session.posted] == [("store", "mark")]
+
+
+def test_what_is_no_mark_makes_no_probe(side: SchedulerSide) -> None:
+    for number, parameters in enumerate(({}, {"kvpool_probe": 7}, {"kvpool_probe": ""}, {"other": "mark"}, None)):
+        asks = Request(f"r{number}", {KEYS[0]: 4}, parameters)
+        side.new_request(asks)
+        assert side.lookup(KEYS[0], asks) is Answer.RETRY
+        side.submit_store(job(number, [KEYS[0]], asks))
+        side.request_finished(asks)
+    assert side.session.verbs() == ["store", "finished"] * 5
+    assert not any("probe" in header for header, _ in side.session.posted)
+
+
+def test_with_new_weights_what_is_open_neither_loads_nor_stores_and_the_next_request_brings_the_session_back(
+    side: SchedulerSide,
+) -> None:
+    old = planned(side, "old", KEYS[:4])
+    attached = side.session.attached
+    side.submit_store(job(1, KEYS[4:6], old))
+    side.session.posted.clear()
+    side.session.wanted = None
+    side.renew({"format": "new"})
+    assert side.session.wanted == {"format": "new"}
+    assert [(result.job, result.success) for result in side.finished_jobs()] == [(1, False)]
+    # attached again, by whatever way: the old request is still of the old weights
+    side.session.attached = attached
+    assert side.lookup(KEYS[0], old) is Answer.MISS
+    side.submit_store(job(2, KEYS[6:8], old))
+    assert [(result.job, result.success) for result in side.finished_jobs()] == [(2, False)]
+    side.request_finished(old)
+    assert side.session.posted == []
+    assert side.session.wanted == {"format": "new"}
+    new = request(side, "new", KEYS[:4])
+    assert side.session.wanted is True
+    assert side.lookup(KEYS[0], new) is Answer.RETRY
+    side.submit_store(job(3, KEYS[:1], new))
+    side.end_step((), ())
+    side.request_finished(new)
+    assert side.session.verbs() == ["store", "lookup", "finished"]

@@ -227,3 +227,46 @@ def test_a_bare_start_is_reported_when_the_agent_comes(tmp_path: Path) -> None:
     channel.send({"verb": "noted"})
     channel.close()
     late.close()
+
+
+def test_a_paused_session_is_over_at_once_and_comes_back_with_its_new_header_when_it_is_wanted(
+    client: session.Session, agent: FakeAgent, told: Told
+) -> None:
+    first = agent.grant()
+    attached(client)
+    client.pause({"rows": 9})
+    assert client.attached is None
+    assert not client.post({"verb": "store"})
+    with pytest.raises(wire.WireError):
+        first.receive()
+    agent._listening.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        agent.accept()
+    agent._listening.settimeout(WAIT)
+    client.resume()
+    channel = agent.accept()
+    frame = channel.receive()
+    os.close(frame.descriptors[0])
+    assert frame.header == {"rows": 9, "verb": "attach", "versions": [1]}
+    channel.close()
+    first.close()
+
+
+def test_an_attach_that_is_granted_for_a_header_of_before_is_not_taken(
+    client: session.Session, agent: FakeAgent, told: Told
+) -> None:
+    channel = agent.accept()
+    os.close(channel.receive().descriptors[0])
+    client.pause({"rows": 9})
+    client.resume()
+    arena = os.memfd_create("arena", os.MFD_CLOEXEC)
+    os.ftruncate(arena, 8192)
+    channel.send({**ATTACHED, "arena_bytes": 8192}, descriptors=[arena])
+    os.close(arena)
+    again = agent.accept()
+    frame = again.receive()
+    os.close(frame.descriptors[0])
+    assert frame.header["rows"] == 9
+    assert told.words == []
+    channel.close()
+    again.close()

@@ -84,13 +84,19 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+SPEC = types.SimpleNamespace(config=types.SimpleNamespace(engine_id="e"))
+HEADER = {"groups": 1, "format": {"weights_epoch": ""}, "engine": "e"}
+
+
 @pytest.fixture
 def make(tier_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Side], Any]:
     def made(side: Side) -> Any:
         monkeypatch.setattr(tier_module.geometry, "host_pool", lambda spec, view: None)
-        monkeypatch.setattr(tier_module.geometry, "attach_header", lambda spec, pool: {"groups": 1})
+        monkeypatch.setattr(tier_module.geometry, "attach_header", lambda spec, pool: dict(HEADER))
         monkeypatch.setattr(tier_module, "SchedulerSide", lambda *_, **__: side)
-        return tier_module.KvpoolTier(None, memoryview(b""), "KvpoolTier", socket="/nowhere")
+        monkeypatch.setattr(tier_module.adapters, "install", lambda: None)
+        monkeypatch.setattr(tier_module.epoch, "follow", lambda engine_id, tier: None)
+        return tier_module.KvpoolTier(SPEC, memoryview(b""), "KvpoolTier", socket="/nowhere")
 
     return made
 
@@ -107,6 +113,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "new_request": lambda tier: tier.on_new_request(None),
     "request_finished": lambda tier: tier.on_request_finished(None),
     "end_step": lambda tier: tier.on_schedule_end(types.SimpleNamespace(new_req_ids=(), preempted_req_ids=())),
+    "renew": lambda tier: tier.new_epoch("v:2"),
     "drain": lambda tier: tier.drain_jobs(),
     "shutdown": lambda tier: tier.shutdown(),
 }
@@ -160,5 +167,30 @@ def test_a_tier_that_cannot_be_built_is_inert(
     tier = tier_module.KvpoolTier(None, memoryview(b""), "KvpoolTier", socket="/nowhere")
     tier.submit_store(job(1))
     assert list(tier.get_finished_jobs()) == [JobResult(1, False)]
+    assert tier.lookup(b"k", None) is LookupResult.MISS
+    assert reports == ["tier_failed"]
+
+
+def test_new_weights_are_another_format_and_another_engine_that_has_to_be_probed(make: Callable[[Side], Any]) -> None:
+    side, renewed = Side(), []
+    side.renew = renewed.append
+    tier = make(side)
+    tier.new_epoch("v:2")
+    tier.new_epoch("v:3")
+    assert [(header["format"], header["engine"]) for header in renewed] == [
+        ({"weights_epoch": "v:2"}, "e v:2"),
+        ({"weights_epoch": "v:3"}, "e v:3"),
+    ]
+
+
+def test_a_tier_that_does_not_hear_of_new_weights_is_inert(
+    make: Callable[[Side], Any], tier_module: Any, reports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any) -> None:
+        raise AttributeError("EngineCore has no attribute 'set_weight_version'")
+
+    make(Side())
+    monkeypatch.setattr(tier_module.epoch, "follow", unknown)
+    tier = tier_module.KvpoolTier(SPEC, memoryview(b""), "KvpoolTier", socket="/nowhere")
     assert tier.lookup(b"k", None) is LookupResult.MISS
     assert reports == ["tier_failed"]

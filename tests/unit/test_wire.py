@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -100,6 +101,20 @@ def test_descriptors_come_with_the_frame_they_were_sent_with(pair: tuple[wire.Ch
     assert os.read(received, 7) == b"through"
     for descriptor in (reading, writing, received):
         os.close(descriptor)
+
+
+def test_descriptors_that_find_no_place_are_a_wire_error_and_not_a_frame_without_them(
+    pair: tuple[wire.Channel, wire.Channel],
+) -> None:
+    left, right = pair
+    left.send({"verb": "attach"}, descriptors=[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # all below are open
+    try:
+        with pytest.raises(wire.WireError, match="too many files open"):
+            right.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_large_frame_with_descriptors_arrives_whole(pair: tuple[wire.Channel, wire.Channel]) -> None:

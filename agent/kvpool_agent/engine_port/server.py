@@ -27,11 +27,12 @@ SOCKET_MODE = 0o666  # the engine may run as any user; the folder is mounted int
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault
-    """The engine is not served, for this reason."""
+    """The engine is not served, for this reason; `detail` says more, for people."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
+        self.detail = detail
 
 
 class Busy(Exception):  # noqa: N818
@@ -52,6 +53,10 @@ class Port:
                 self._channel.send(header, tail, descriptors)
             except wire.WireError:
                 self._channel.shut()
+
+    def end(self) -> None:
+        """Ends the session: its client notices, and comes again."""
+        self._channel.shut()
 
 
 class Session(Protocol):
@@ -156,7 +161,8 @@ class EnginePort:
         try:
             return self._handler.attach(first, port)
         except Refusal as refusal:
-            port.send({"verb": "refused", "reason": refusal.reason})
+            detail = {"detail": refusal.detail} if refusal.detail else {}
+            port.send({"verb": "refused", "reason": refusal.reason, **detail})
             return None
 
 

@@ -4,22 +4,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.store.slab import Slabs
+from kvpool_agent.store.slab import Slab, Slabs
 
 
 class OwnBlocks:
-    """This member as a source (peer.serve.Source). state: gives the agent's state."""
+    """This member as a source (peer.serve.Source). state: gives the agent's state. One whose engine has failed its
+    probe holds nothing for others."""
 
-    def __init__(self, identity: Identity, slabs: Slabs, reading: Reading, state: Callable[[], str]) -> None:
+    def __init__(
+        self, identity: Identity, slabs: Slabs, reading: Reading, state: Callable[[], str], probe: ProbeFlow
+    ) -> None:
         self.pool = identity.pool
         self._identity = identity
         self._slabs = slabs
         self._reading = reading
         self._state = state
+        self._probe = probe
+
+    def _slab(self, fingerprint: bytes) -> Slab | None:
+        return None if self._probe.withdrawn else self._slabs.of(fingerprint)
 
     def welcome(self, version: int) -> frames.Welcome:
         slab = self._slabs.current
@@ -29,13 +37,13 @@ class OwnBlocks:
             self._identity.incarnation,
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
-            len(slab.arena) if slab is not None else 0,
+            len(slab.arena) if slab is not None and not self._probe.withdrawn else 0,
             self._identity.template,
             slab.slot_bytes if slab is not None else 0,
         )
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         return slab.arena.held(keys) if slab is not None else [False] * len(keys)
 
     def description(self) -> bytes:
@@ -43,7 +51,7 @@ class OwnBlocks:
         return frames.pack_fields(slab.fields if slab is not None else None)
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         if slab is None:
             return []
         with slab.heat_lock:
@@ -53,9 +61,12 @@ class OwnBlocks:
     def blocks(
         self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
-        slab = self._slabs.of(fingerprint)
+        slab = self._slab(fingerprint)
         if slab is None:
             yield iter(())
+            return
+        if purpose == "probe":
+            yield iter(self._probe.rows(slab, keys))
             return
         with self._reading.blocks(slab, keys, purpose) as found:
             yield found

@@ -16,11 +16,13 @@ from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
 from kvpool_agent.flows.finished import finish_request
 from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow
+from kvpool_agent.flows.probe import ProbeFlow, Row
 from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
+from kvpool_agent.policy.difference import differences
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, NoRoom, OtherFormat, Slab, Slabs
 from kvpool_client import wire
-from kvpool_client.memory import ReadOnlyMapping
+from kvpool_client.memory import ReadOnlyMapping, copy
 from kvpool_contract.names import format_fingerprint
 from kvpool_contract.reasons import REASONS
 
@@ -29,6 +31,7 @@ log = logging.getLogger("kvpool.attach")
 GROUP_BYTES = 4
 MAX_ROW_BYTES = 1 << 30
 MAX_PLAN_LEASES = 1024
+MAX_PROBE_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class EngineHandler:
         lookup: LookupFlow,
         store: StoreFlow,
         account: Account,
+        probe: ProbeFlow,
         hooks: Hooks,
     ) -> None:
         self._slabs = slabs
@@ -58,6 +62,7 @@ class EngineHandler:
         self.lookup = lookup
         self.store = store
         self.account = account
+        self.probe = probe
         self._hooks = hooks
         self._lock = threading.Lock()
         self._ports: set[Port] = set()
@@ -82,8 +87,9 @@ class EngineHandler:
         try:
             return self._attach(frame, port)
         except Refusal as refusal:
-            log.warning("attach refused: %s", refusal.reason)
-            self.account.event("attach_refused", reason=refusal.reason)
+            log.warning("attach refused: %s %s", refusal.reason, refusal.detail)
+            detail = {"detail": refusal.detail} if refusal.detail else {}
+            self.account.event("attach_refused", reason=refusal.reason, **detail)
             self._hooks.bare(refusal.reason)
             raise
 
@@ -94,6 +100,7 @@ class EngineHandler:
             raise Refusal("engine_port_version")
         fields, rows, row_bytes = header["format"], header["rows"], header["row_bytes"]
         hash_bytes, groups = header["hash_bytes"], header.get("groups", 1)
+        engine = str(header.get("engine", ""))
         if not (
             isinstance(fields, dict)
             and all(isinstance(n, int) and n > 0 for n in (rows, row_bytes, hash_bytes))
@@ -103,6 +110,8 @@ class EngineHandler:
             and len(frame.descriptors) == 1
         ):
             raise Refusal("geometry_refused")
+        if self.probe.refuses(engine):
+            raise Refusal("probe_mismatch")
         fingerprint = format_fingerprint(fields)  # all that can fail on what a client says comes before the mapping
         try:
             mapping = ReadOnlyMapping(frame.descriptors[0], rows * row_bytes)
@@ -117,18 +126,24 @@ class EngineHandler:
         except OtherFormat:
             mapping.close()
             if self.sessions:
-                raise Refusal("other_format") from None
+                held = self._slabs.current
+                raise Refusal("other_format", _differing(fields, held.fields if held is not None else {})) from None
             self._make_way()
         if slab.slot_bytes != row_bytes:
             mapping.close()
             if self.attaches:
                 raise Refusal("geometry_refused")
             self._make_way()  # only a predecessor's engine had this format with other blocks
+        try:
+            reader = self._memory.reader()
+        except OSError as error:  # no descriptor left: the client comes again
+            log.error("attach: %s", error)
+            mapping.close()
+            raise Busy from None
         with self._lock:
             self.attaches += 1
             self.sessions += 1
             self._ports.add(port)
-        reader = self._memory.reader()
         try:
             port.send(
                 {
@@ -148,6 +163,7 @@ class EngineHandler:
         if groups != 1:
             self._hooks.bare("groups_unsupported")
         else:
+            self.probe.attached(engine, slab, port.end)
             self._hooks.attached(slab)
         pool = HostPool(mapping, rows, row_bytes)
         return EngineSession(self, slab, pool, hash_bytes, groups, port)
@@ -179,6 +195,7 @@ class EngineSession:
         self._port = port
         self._uncommitted = Uncommitted()
         self._plan_leases: dict[int, int] = {}
+        self._probe_rows: dict[int, list[Row]] = {}  # by job, not committed yet
 
     def frame(self, frame: wire.Frame) -> None:
         handler, header = self._handler, frame.header
@@ -190,11 +207,11 @@ class EngineSession:
             case "release":
                 self._slab.arena.release(int(header["lease"]))
             case "store":
-                self._on_store(int(header["job"]), header["rows"], frame.tail)
+                self._on_store(int(header["job"]), header["rows"], frame.tail, str(header.get("probe", "")))
             case "commit":
-                handler.store.commit(self._uncommitted, int(header["job"]))
+                self._on_commit(int(header["job"]))
             case "forget":
-                handler.store.forget(self._uncommitted, int(header["job"]))
+                self._on_forget(int(header["job"]))
             case "finished":
                 self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
                 handler.account.miss("no_room", int(header.get("without_room", 0)))
@@ -202,6 +219,8 @@ class EngineSession:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
     def ended(self) -> None:
+        for job in list(self._probe_rows):
+            self._on_forget(job)
         self._handler.store.end_session(self._uncommitted)
         self._pool.mapping.close()
         self._handler.session_ended(self._port)
@@ -232,7 +251,26 @@ class EngineSession:
         elif asked >= 0:
             self._handler.account.miss("groups_unsupported", prompt - asked)
 
-    def _on_store(self, job: int, rows: list[int], tail: bytes) -> None:
+    def _on_commit(self, job: int) -> None:
+        """What an engine stored before the verdict on it is published, or forgotten, with the verdict."""
+        if job in self._probe_rows:
+            self._handler.probe.keep(self._slab, self._probe_rows.pop(job))
+            return
+        store = self._handler.store
+
+        def act(shares: bool) -> None:
+            (store.commit if shares else store.forget)(self._uncommitted, job)
+
+        self._handler.probe.when_settled(act)
+
+    def _on_forget(self, job: int) -> None:
+        rows = self._probe_rows.pop(job, None)
+        if rows is None:
+            self._handler.store.forget(self._uncommitted, job)
+        else:
+            self._slab.arena.give_back([row.slot for row in rows])
+
+    def _on_store(self, job: int, rows: list[int], tail: bytes, probe: str) -> None:
         items = wire.split(tail, 2 * (self._hash_bytes + GROUP_BYTES))
         if len(items) != len(rows) or not all(isinstance(r, int) and 0 <= r < self._pool.rows for r in rows):
             raise wire.WireError("a store's rows don't fit its blocks or the host pool")
@@ -251,4 +289,27 @@ class EngineSession:
         def reply(job: int, whole: bool, stored: int) -> None:
             self._port.send({"verb": "copied", "job": job, "whole": whole, "stored": stored})
 
+        if self._handler.probe.expects(probe):
+            reply(job, *self._take_probe(job, offers))
+            return
         self._handler.store.submit(self._slab, self._pool, self._uncommitted, job, offers, reply)
+
+    def _take_probe(self, job: int, offers: list[Offer]) -> tuple[bool, int]:
+        """Copies the probe's rows; whether they are here, and how many."""
+        pool = self._pool
+
+        def copier(row: int) -> Callable[[int], None]:
+            return lambda address: copy(address, pool.mapping.address + row * pool.row_bytes, pool.row_bytes)
+
+        blocks = [(offer.key, copier(offer.row)) for offer in offers[:MAX_PROBE_BLOCKS]]
+        taken = self._handler.probe.take(self._slab, blocks)
+        if taken is None or len(self._probe_rows) >= MAX_PROBE_BLOCKS:
+            self._slab.arena.give_back([row.slot for row in taken or ()])
+            return False, 0
+        self._probe_rows[job] = taken
+        return True, len(taken)
+
+
+def _differing(fields: dict[str, object], held: dict[str, object]) -> str:
+    """How the format of an engine that comes differs from the one that is attached."""
+    return "; ".join(differences(fields, held))

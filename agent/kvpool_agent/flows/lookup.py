@@ -32,10 +32,19 @@ Answer = Callable[[int, int], None]
 class LookupFlow:
     """Plans requests on threads of its own; above `MAX_PLANS` at a time a lookup is answered with a miss."""
 
-    def __init__(self, locator: Locator, fetcher: Fetcher, account: Account, load_seconds: float) -> None:
+    def __init__(
+        self,
+        locator: Locator,
+        fetcher: Fetcher,
+        account: Account,
+        load_seconds: float,
+        obstacle: Callable[[float], str] = lambda _deadline: "",
+    ) -> None:
+        """obstacle: given the deadline, why the engine may load nothing; empty when it may."""
         self._locator = locator
         self._fetcher = fetcher
         self._account = account
+        self._obstacle = obstacle
         self.load_seconds = load_seconds
         self.paused = False
         self._places = threading.BoundedSemaphore(MAX_PLANS)
@@ -72,6 +81,10 @@ class LookupFlow:
         """How many blocks from `start` on lie ready in the arena, and the lease that keeps them there; counts the
         misses of the rest."""
         self._account.count("plans")
+        obstacle = self._obstacle(deadline)
+        if obstacle:
+            self._account.miss(obstacle, len(chain) - start)
+            return 0, NO_LEASE
         wanted = [Wanted(key, chain[i - 1] if i else b"") for i, key in enumerate(chain) if i >= start]
         keys = [w.key for w in wanted]
         reason = ""

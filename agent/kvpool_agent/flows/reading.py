@@ -5,6 +5,7 @@ beyond that they are told to ask again. A lease lasts as long as sending one blo
 with each block, and after one that stands still the slots are free again, whatever its thread does.
 """
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from kvpool_agent.peer.serve import BUSY_RETRY_SECONDS, read_seconds
 from kvpool_agent.policy.purposes import Purposes, default_purposes
 from kvpool_agent.store.arena import Held
 from kvpool_agent.store.slab import Slab
+from kvpool_agent.store.tag import tag_of
+
+log = logging.getLogger("kvpool.answer")
 
 Readable = tuple[int, bytes, memoryview]  # index among the keys, tag, bytes
 
@@ -57,6 +61,16 @@ class Reading:
                 if handed.open:
                     self._moved(purpose, slab)
 
+    def _right(self, slab: Slab, block: Held) -> bool:
+        """Whether the bytes are what was stored. One that changed would be refused by every member that asks, and
+        count as this member's fault: it is dropped here instead, and the asker sees a gap."""
+        if tag_of(block.key, slab.view(block.slot)) == block.tag:
+            return True
+        self._account.count("tag_failures")
+        log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
+        slab.arena.drop(block.key)
+        return False
+
     def _moved(self, purpose: str, slab: Slab) -> None:
         self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
 
@@ -78,7 +92,7 @@ class Reading:
                     lease, rest = arena.lease(keys[index:], time.monotonic(), seconds)
                     held[index:] = rest
                 block: Held | None = held[index]
-                if block is not None:
+                if block is not None and self._right(slab, block):
                     handed.open = True
                     yield start + index, block.tag, slab.view(block.slot)
                     handed.open = False

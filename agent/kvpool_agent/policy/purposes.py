@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvpool_contract.config import Loading, Prewarm
 
-DEMAND, PREWARM = "demand", "prewarm"
+DEMAND, PREWARM, PROBE = "demand", "prewarm", "probe"
 PACED_SECONDS = 0.1  # of a bounded rate are asked for at a time
 PARTS = 4  # that share the bytes in flight: a long fetch goes in parts and lets others in between
 STREAM_BYTES = 8 << 20  # that one stream of a source keeps in their slots at a time
@@ -66,7 +66,8 @@ Purposes = Mapping[str, Purpose]
 
 
 def purposes(prewarm: Prewarm, loading: Loading) -> Purposes:
-    """The table under this configuration. A warm-up asks busy sources again at a pace of its own."""
+    """The table under this configuration. A warm-up asks busy sources again at a pace of its own; a probe's few rows
+    come from the source's engine, not from its arena."""
     rate, warm_rate = loading.maxBytesPerSecond, prewarm.maxBytesPerSecond
     return {
         DEMAND: Purpose(Receiving(16, rate, 50, 64, 8), Sending(8, rate, 25)),
@@ -74,6 +75,7 @@ def purposes(prewarm: Prewarm, loading: Loading) -> Purposes:
             Receiving(prewarm.maxStreams, warm_rate, 25, prewarm.maxStreams, 0),
             Sending(prewarm.sourceMaxStreams, warm_rate, 10),
         ),
+        PROBE: Purpose(Receiving(1, 0, 1, 1, 0), Sending(2, 0, 1)),
     }
 
 

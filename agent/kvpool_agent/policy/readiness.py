@@ -91,7 +91,7 @@ class Readiness:
             self.attached_at = now
         if self._state == STARTING:
             self._state = WARMING
-        elif self._reason == "not_attached":
+        elif self._reason in ("not_attached", "probe_mismatch"):  # of the engine before this one
             self._reason, self._resumed = "nothing_to_warm", False
 
     def bare(self, reason: str, now: float) -> None:

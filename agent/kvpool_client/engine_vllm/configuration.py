@@ -18,6 +18,7 @@ FULL_ATTENTION_FIELD = "kvpool_full_attention"
 LEAST_BLOCKS = 8
 # of each weights file: this many samples, evenly spaced from its first byte to its last
 WEIGHT_SAMPLES, SAMPLE_BYTES = 64, 64 << 10
+DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 LARGEST_ENGINE_BLOCK = 256  # where the engine has not chosen its block size yet
 
 
@@ -71,10 +72,6 @@ def _unsupported(chosen: Settings, config: Any) -> tuple[str, str] | None:
         return "prefix_caching_off", "enable_prefix_caching is off"
     if not str(cache.prefix_caching_hash_algo).startswith("sha256"):
         return "hash_unsupported", f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo}"
-    if config.lora_config is not None:
-        return "adapters_unsupported", "lora_config is set"
-    if getattr(config, "weight_transfer_config", None) is not None:
-        return "weights_change", "weight_transfer_config is set"
     # each data-parallel rank of this host makes a host pool of its own
     pools = max(1, parallel.data_parallel_size_local)
     shm = os.statvfs("/dev/shm")
@@ -112,7 +109,6 @@ def format_fields(config: Any, weights: str) -> dict[str, Any]:
 
     model = config.model_config
     backend = getattr(getattr(config, "attention_config", None), "backend", None)
-    speculative = config.speculative_config
     return {
         "engine": "vllm",
         "engine_version": ".".join(str(vllm.__version__).split(".")[:2]),
@@ -127,7 +123,8 @@ def format_fields(config: Any, weights: str) -> dict[str, Any]:
         "max_model_len": int(model.max_model_len),
         "compute_dtype": str(model.dtype).removeprefix("torch."),
         "hash_algorithm": str(config.cache_config.prefix_caching_hash_algo),
-        "draft_model": "" if speculative is None else str(getattr(speculative, "model", "") or speculative.method),
+        "draft_model": draft_of(config),
+        "adapters": "" if config.lora_config is None else "lora",
     }
 
 
@@ -137,17 +134,32 @@ def digest_of_model_config(hf_config: Any) -> str:
     return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
+def draft_of(config: Any) -> str:
+    """What tells the draft model, whose layers lie in the blocks, too. Empty without one: drafts by lookup in the
+    prompt have no KV of their own, so such engines share with those that don't draft."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.method in DRAFTS_WITHOUT_KV:
+        return ""
+    draft = getattr(speculative, "draft_model_config", None) or config.model_config
+    return f"{speculative.method} {draft.model} {_identity(draft, config.load_config)}"
+
+
 def identity_of_weights(config: Any) -> str:
     """What tells these weights from any others: for a folder a hash of samples of its files, for a name in a registry
-    the commit of the snapshot that is loaded. Empty when there is neither."""
-    model = config.model_config
+    the commit of the snapshot that is loaded. Empty when there is neither. Weights that the engine makes up instead
+    of reading them are another thing than the files."""
+    found = _identity(config.model_config, config.load_config)
+    return f"dummy {found}" if found and config.load_config.load_format == "dummy" else found
+
+
+def _identity(model: Any, load: Any) -> str:
     folder = Path(str(model.model))
     if folder.is_dir():
         return digest_of_weights(folder)
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(
-        str(model.model), "config.json", cache_dir=config.load_config.download_dir, revision=model.revision or "main"
+        str(model.model), "config.json", cache_dir=load.download_dir, revision=model.revision or "main"
     )
     parts = Path(found).parts if isinstance(found, str) else ()
     return f"commit {parts[parts.index('snapshots') + 1]}" if "snapshots" in parts else ""

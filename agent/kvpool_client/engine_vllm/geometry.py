@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, FULL_ATTENTION_FIELD
+from kvpool_client.engine_vllm.epoch import engine_of
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.scheduler_side import HostPool
 
@@ -32,11 +33,23 @@ def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
     """The attach verb's fields: format, geometry, and what the agent decides by."""
     return {
         "format": format_fields(spec, pool.row_bytes),
+        # which start of an engine this is; its data-parallel ranks are one
+        "engine": engine_of(str(spec.config.engine_id)),
         "row_bytes": pool.row_bytes,
         "rows": pool.rows,
         "hash_bytes": HASH_BYTES,
         # 0 for a single group whose layers see a window only: plans answer for full attention alone
         "groups": len(spec.config.groups) if spec.config.extra_config[FULL_ATTENTION_FIELD] else 0,
+    }
+
+
+def with_epoch(header: dict[str, Any], epoch: str) -> dict[str, Any]:
+    """The attach verb's fields after an update of the weights. To the agent it is another engine, which has to show
+    anew what it computes."""
+    return {
+        **header,
+        "format": {**header["format"], "weights_epoch": epoch},
+        "engine": f"{header['engine']} {epoch}",
     }
 
 

@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool_client import session
-from kvpool_client.engine_vllm import geometry
+from kvpool_client.engine_vllm import adapters, epoch, geometry
 from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import SchedulerSide
 
@@ -38,10 +38,14 @@ class KvpoolTier(SecondaryTierManager):
         self._socket = socket
         self._side: SchedulerSide | None = None
         self._failed_jobs: list[int] = []  # of an inert tier, to be reported
+        self._header: dict[str, Any] = {}
         try:
             pool = geometry.host_pool(offloading_spec, primary_kv_view)
             header = geometry.attach_header(offloading_spec, pool)
             shares = header["groups"] == 1
+            adapters.install()
+            epoch.follow(str(offloading_spec.config.engine_id), self)
+            self._header = header
             side = SchedulerSide(socket, header, pool, geometry.KEY_BYTES, shares=shares)
             side.start()
             self._side = side
@@ -105,6 +109,10 @@ class KvpoolTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: Any) -> None:
         self._guarded(lambda side: side.end_step(context.new_req_ids, context.preempted_req_ids), None)
+
+    def new_epoch(self, epoch: str) -> None:
+        """The engine's weights are others from now on (epoch.Tier)."""
+        self._guarded(lambda side: side.renew(geometry.with_epoch(self._header, epoch)), None)
 
     def drain_jobs(self) -> None:
         self._guarded(lambda side: side.drain(), None)

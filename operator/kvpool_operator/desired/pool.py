@@ -5,16 +5,21 @@ refused, and every refusal is one sentence that names the field and the fix.
 """
 
 import re
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
 
 import msgspec
 
 from kvpool_contract.names import API_GROUP, pool_object_name
-from kvpool_operator.desired.quantity import QuantityError, parse_quantity
+from kvpool_operator.desired.quantity import QuantityError, parse_milli, parse_quantity
 
 API_VERSION = f"{API_GROUP}/v1alpha1"
 KIND = "KVCachePool"
 MIB, GIB = 2**20, 2**30
+# When a change of a field takes effect. What pods run with is fixed when they are made, so a field of theirs is for
+# new pods only.
+LIVE, NEW_PODS, IMMUTABLE = "live", "new pods only", "immutable"
+MAX_RESOURCES = 16
 
 # The pool's Service carries the name and a suffix, and Service names are labels of at most 63 characters that
 # begin with a letter.
@@ -35,91 +40,178 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pass
 
 
+def field(description: str, applies: str = NEW_PODS, *, least: int | None = None, **bounds: Any) -> msgspec.Meta:
+    """What the API says of a field beyond its type. applies: when a change of it takes effect; least: of Bytes."""
+    extra: dict[str, Any] = {"applies": applies} | ({} if least is None else {"least": least})
+    return msgspec.Meta(description=description, extra=extra, **bounds)
+
+
 class HostPool(_Part, frozen=True):
     """The engine's own host tier in its /dev/shm, where blocks are staged on their way in and out."""
 
-    size: Bytes = Bytes(4 * GIB)
+    size: Annotated[
+        Bytes,
+        field("Bytes of shared memory, added to the memory limit and request of the engine's container.", least=MIB),
+    ] = Bytes(4 * GIB)
 
 
 class Engine(_Part, frozen=True):
-    """`container`: the engine's container where it can't be told by itself. `port`: its HTTP port.
-    `block_tokens`: tokens of a shared block at most. `allow_untested`: join engine versions outside the
-    tested window."""
+    """The engine that the agent runs beside."""
 
-    container: str = ""
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
+    container: Annotated[
+        str,
+        field(
+            "Name of the engine's container. Empty: the one container of the pod that runs vLLM.",
+            max_length=63,
+        ),
+    ] = ""
+    port: Annotated[int, field("Port of the engine's HTTP server.", ge=1, le=65535)] = 8000
     host_pool: HostPool = msgspec.field(default_factory=HostPool)
-    block_tokens: Annotated[int, msgspec.Meta(ge=16)] = 256
-    allow_untested: bool = False
+    block_tokens: Annotated[
+        int,
+        field(
+            "Tokens of a shared block at most. Smaller blocks share more of short prompts and cost more calls.",
+            ge=16,
+            le=65536,
+        ),
+    ] = 256
+    allow_untested: Annotated[
+        bool, field("Join engine versions outside the tested window; otherwise they start without the pool.")
+    ] = False
 
 
 class MemoryTier(_Part, frozen=True):
-    """The agent's arena: a hard limit of bytes of shared memory."""
+    """The arena: the agent's host tier in shared memory."""
 
-    size: Bytes = Bytes(8 * GIB)
+    size: Annotated[
+        Bytes,
+        field(
+            "Hard limit of bytes. The agent's container asks for these and 512Mi. Pods that run keep the arena "
+            "that they have.",
+            least=MIB,
+        ),
+    ] = Bytes(8 * GIB)
 
 
 class Tiers(_Part, frozen=True):
+    """Where an agent keeps blocks."""
+
     memory: MemoryTier = msgspec.field(default_factory=MemoryTier)
 
 
 class Prewarm(_Part, frozen=True):
-    """Bounds of a newcomer's warm-up: bytes in all, bytes per second, streams at a time; and of a source, to all
-    newcomers together: the same bytes per second, `source_max_streams` at a time. Live."""
+    """Bounds of a newcomer's warm-up: the blocks that most requests of the pool contained are fetched from other
+    replicas before the pod turns ready."""
 
-    max_bytes: Bytes = Bytes(2 * GIB)
-    max_bytes_per_second: Bytes = Bytes(500 * MIB)
-    max_streams: Annotated[int, msgspec.Meta(ge=1)] = 4
-    source_max_streams: Annotated[int, msgspec.Meta(ge=1)] = 2
+    max_bytes: Annotated[Bytes, field("Bytes of the hot set at most. 0: newcomers fetch nothing.", LIVE, least=0)] = (
+        Bytes(2 * GIB)
+    )
+    max_bytes_per_second: Annotated[
+        Bytes,
+        field(
+            "Bytes per second that a newcomer fetches at most, from all sources together; and that a source gives at "
+            "most, to all newcomers together.",
+            LIVE,
+            least=1,
+        ),
+    ] = Bytes(500 * MIB)
+    max_streams: Annotated[int, field("Sources that a newcomer fetches from at a time.", LIVE, ge=1, le=256)] = 4
+    source_max_streams: Annotated[int, field("Newcomers that a source serves at a time.", LIVE, ge=1, le=256)] = 2
 
 
 class Readiness(_Part, frozen=True):
-    """A newcomer is ready at `target_percent` of its hot set, or `deadline_seconds` after its engine's first
-    attach, or when a healthy engine has not attached for `attach_grace_seconds`."""
+    """When a newcomer turns ready. Whatever comes first counts, and ready is never taken back."""
 
-    target_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 95
-    deadline_seconds: Annotated[float, msgspec.Meta(ge=0)] = 240.0
-    attach_grace_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    target_percent: Annotated[
+        int, field("Ready when this much of the hot set is in, in percent of its blocks.", LIVE, ge=1, le=100)
+    ] = 95
+    deadline_seconds: Annotated[
+        float,
+        field(
+            "Ready, and shown as degraded, this long after the engine's first attach. Keep it below the "
+            "progressDeadlineSeconds of the Deployment.",
+            LIVE,
+            ge=0,
+            le=86400,
+        ),
+    ] = 240.0
+    attach_grace_seconds: Annotated[
+        float,
+        field(
+            "Ready, and shown as degraded, when the engine has been healthy this long and has not attached.",
+            LIVE,
+            ge=0,
+            le=86400,
+        ),
+    ] = 30.0
 
 
 class Loading(_Part, frozen=True):
-    """`deadline_seconds`: after this much of a request's waiting, what has come is used and the rest
-    computed. `max_bytes_per_second`: what a member takes in for requests, and gives to those of others; 0: no
-    bound. Live."""
+    """Loading of a request's blocks from other replicas."""
 
-    deadline_seconds: Annotated[float, msgspec.Meta(ge=0.05)] = 10.0
-    max_bytes_per_second: Bytes = Bytes(0)
+    deadline_seconds: Annotated[
+        float,
+        field(
+            "After this much of a request's waiting, what has come is used and the rest computed.",
+            LIVE,
+            ge=0.05,
+            le=3600,
+        ),
+    ] = 10.0
+    max_bytes_per_second: Annotated[
+        Bytes,
+        field(
+            "Bytes per second that a member fetches for requests at most, and gives at most to those of others. 0: no "
+            "bound.",
+            LIVE,
+            least=0,
+        ),
+    ] = Bytes(0)
+
+
+_Quantities = dict[str, str | int | float]
 
 
 class Resources(_Part, frozen=True):
-    """Requests and limits of the agent's container, each entry in place of the computed one."""
+    """Requests and limits of the agent's container."""
 
-    requests: dict[str, str | int | float] = {}
-    limits: dict[str, str | int | float] = {}
+    requests: Annotated[
+        _Quantities, field("Requests, each in place of the computed one.", max_length=MAX_RESOURCES)
+    ] = {}
+    limits: Annotated[_Quantities, field("Limits, each in place of the computed one.", max_length=MAX_RESOURCES)] = {}
 
 
 class Agent(_Part, frozen=True):
-    """`image`: the agent's image, which also brings the engine's plug-in."""
+    """The agent's container."""
 
-    image: str = ""
+    image: Annotated[
+        str,
+        field("The agent's image, which also brings the engine's plug-in.", max_length=512),
+    ] = ""
     resources: Resources = msgspec.field(default_factory=Resources)
 
 
 class PoolSpec(_Part, frozen=True):
+    """The pool as it is wanted."""
+
     engine: Engine = msgspec.field(default_factory=Engine)
     tiers: Tiers = msgspec.field(default_factory=Tiers)
     prewarm: Prewarm = msgspec.field(default_factory=Prewarm)
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
     agent: Agent = msgspec.field(default_factory=Agent)
-    paused: bool = False  # live: nothing is loaded nor stored, pods are ready at once
+    paused: Annotated[
+        bool, field("Nothing is loaded nor stored, and pods are ready at once, until it is false again.", LIVE)
+    ] = False
 
 
 class Metadata(_Part, frozen=True):
-    """`namespace` is also that of every pod of the pool."""
+    """`namespace` is also that of every pod of the pool. Labels and annotations are their writer's."""
 
     name: str
     namespace: str = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
 
 class KVCachePool(_Part, frozen=True):
@@ -140,6 +232,14 @@ def read_pool(document: object) -> KVCachePool:
         raise PoolError(_explain(sentence, path.rstrip("`").lstrip("."))) from None
     _check(pool)
     return pool
+
+
+def read_stored_pool(body: Mapping[str, Any]) -> KVCachePool:
+    """The pool of an object as the API server keeps it, with metadata and a status of the server's own; raises
+    PoolError."""
+    metadata = {key: body["metadata"][key] for key in ("name", "namespace") if key in body["metadata"]}
+    frame = {key: body.get(key) for key in ("apiVersion", "kind")}
+    return read_pool({**frame, "metadata": metadata, "spec": body.get("spec") or {}})
 
 
 def _decode(shape: type, value: object) -> object:
@@ -183,13 +283,7 @@ def _check(pool: KVCachePool) -> None:
             f"pool field metadata.namespace: {namespace!r} is no namespace; use at most 63 lower-case "
             f"letters, digits and '-'"
         )
-    for path, size, least in (
-        ("engine.hostPool.size", spec.engine.host_pool.size, MIB),
-        ("tiers.memory.size", spec.tiers.memory.size, MIB),
-        ("prewarm.maxBytesPerSecond", spec.prewarm.max_bytes_per_second, 1),
-    ):
-        if size < least:
-            raise PoolError(f"pool field spec.{path}: {size} bytes are below {least}; raise it")
+    _check_sizes(spec, "spec")
     for path, entries in (
         ("requests", spec.agent.resources.requests),
         ("limits", spec.agent.resources.limits),
@@ -199,3 +293,23 @@ def _check(pool: KVCachePool) -> None:
                 parse_quantity(quantity)
             except QuantityError as error:
                 raise PoolError(f"pool field spec.agent.resources.{path}.{resource}: {error}") from None
+    limits = spec.agent.resources.limits
+    for resource, quantity in spec.agent.resources.requests.items():
+        if resource in limits and parse_milli(quantity) > parse_milli(limits[resource]):
+            raise PoolError(
+                f"pool field spec.agent.resources.requests.{resource}: {quantity} is above its limit of "
+                f"{limits[resource]}; lower it or raise the limit"
+            )
+
+
+def _check_sizes(part: msgspec.Struct, path: str) -> None:
+    """Every count of bytes is at least what its field says."""
+    for each in msgspec.structs.fields(type(part)):
+        value, inner = getattr(part, each.name), f"{path}.{each.encode_name}"
+        if isinstance(value, msgspec.Struct):
+            _check_sizes(value, inner)
+        elif isinstance(value, Bytes):
+            (meta,) = (m for m in get_args(each.type) if isinstance(m, msgspec.Meta))
+            least = (meta.extra or {})["least"]
+            if value < least:
+                raise PoolError(f"pool field {inner}: {value} bytes are below {least}; raise it")

@@ -25,12 +25,21 @@ class QuantityError(ValueError):
 
 def parse_quantity(value: object) -> int:
     """Bytes of a quantity, given as text or as a plain number; raises QuantityError."""
+    return math.ceil(_exact(value))
+
+
+def parse_milli(value: object) -> int:
+    """Thousandths of a quantity: cpu is counted in them; raises QuantityError."""
+    return math.ceil(1000 * _exact(value))
+
+
+def _exact(value: object) -> Fraction:
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     match = _QUANTITY.fullmatch(text)
     if match is None or (match["suffix"] or "") not in _UNITS:
         raise QuantityError(f"{value!r} is no quantity; write a number with a unit, such as 500Mi or 4Gi")
     scale = Fraction(10) ** int(match["power"]) if match["power"] else _UNITS[match["suffix"] or ""]
-    return math.ceil(Fraction(match["number"]) * scale)
+    return Fraction(match["number"]) * scale
 
 
 def format_quantity(count: int) -> str:

@@ -2,6 +2,6 @@
 the reason why it was left alone. Pure: the command line and the tests call the same function.
 """
 
-from kvpool_operator.inject.template import Injected, Settings, Skip, inject
+from kvpool_operator.inject.template import Injected, Settings, Skip, inject, is_injected, restore
 
-__all__ = ["Injected", "Settings", "Skip", "inject"]
+__all__ = ["Injected", "Settings", "Skip", "inject", "is_injected", "restore"]

@@ -1,8 +1,7 @@
 """kvpool's own containers: the agent, a native sidecar, and the init container that copies the plug-in.
 
-Both come from one image, so agent and plug-in can't be of different builds. Requests and limits are always
-set, because a LimitRange or a ResourceQuota would otherwise fill them in or refuse the pod; for a Guaranteed
-pod they are equal, so that it stays Guaranteed.
+Both come from one image, so agent and plug-in can't be of different builds. They say for themselves all that Pod
+Security's *restricted* profile asks for, so that they hold whatever the pod's own security context says.
 """
 
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT
 from kvpool_operator.desired.objects import PEER_PORT_NAME
 from kvpool_operator.desired.pool import KVCachePool
-from kvpool_operator.desired.quantity import format_quantity, parse_quantity
-from kvpool_operator.inject.engine import CLIENT_DIR, CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
+from kvpool_operator.desired.quantity import format_quantity
+from kvpool_operator.inject.engine import CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
+from kvpool_operator.inject.resources import complete
+from kvpool_operator.inject.start import CLIENT_DIR
 
 AGENT, CLIENT = "kvpool-agent", "kvpool-client"
 CONFIG_DIR, CONFIG_VOLUME = "/etc/kvpool", "kvpool-config"
@@ -33,32 +34,18 @@ SECURITY_CONTEXT = {
 }
 
 
-def is_guaranteed(containers: list[dict[str, Any]]) -> bool:
-    """Whether every container's requests of cpu and memory equal its limits (absent requests are the
-    limits)."""
-    for container in containers:
-        resources = container.get("resources") or {}
-        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-        for name in ("cpu", "memory"):
-            if name not in limits or _milli(requests.get(name, limits[name])) != _milli(limits[name]):
-                return False
-    return True
-
-
-def _milli(quantity: object) -> int:
-    """Thousandths: cpu is counted in them."""
-    text = str(quantity)
-    return parse_quantity(text[:-1]) if text.endswith("m") else 1000 * parse_quantity(text)
-
-
 def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed: bool) -> dict[str, Any]:
     """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's. revision:
     the hash of the pod's template."""
     arena = int(pool.spec.tiers.memory.size)
     memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
-    resources = _resources(memory, limit_cpu="2", request_cpu="250m", disk="256Mi", guaranteed=guaranteed)
-    resources["requests"].update(pool.spec.agent.resources.requests)
-    resources["limits"].update(pool.spec.agent.resources.limits)
+    said = pool.spec.agent.resources
+    resources = complete(
+        {"cpu": "250m", **_storage(memory, "256Mi")},
+        {"cpu": "2", **_storage(memory, "256Mi")},
+        (said.requests, said.limits),
+        guaranteed=guaranteed,
+    )
     return {
         "name": AGENT,
         "image": image,
@@ -99,11 +86,17 @@ def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed:
 
 def client_container(image: str, *, guaranteed: bool) -> dict[str, Any]:
     """Copies the plug-in into a volume that the engine mounts: the engine's image stays as it is."""
+    resources = complete(
+        {"cpu": "50m", **_storage(CLIENT_MEMORY, "64Mi")},
+        {"cpu": "500m", **_storage(CLIENT_MEMORY, "64Mi")},
+        ({}, {}),
+        guaranteed=guaranteed,
+    )
     return {
         "name": CLIENT,
         "image": image,
         "command": ["python3", "-m", "kvpool_client.install", CLIENT_DIR],
-        "resources": _resources(CLIENT_MEMORY, limit_cpu="500m", request_cpu="50m", disk="64Mi", guaranteed=guaranteed),
+        "resources": resources,
         "securityContext": _security_context(),
         "volumeMounts": [{"name": CLIENT_VOLUME, "mountPath": CLIENT_DIR}, _no_token()],
     }
@@ -120,11 +113,8 @@ def volumes(config_map: str) -> list[dict[str, Any]]:
     ]
 
 
-def _resources(
-    memory: int, *, limit_cpu: str, request_cpu: str, disk: str, guaranteed: bool
-) -> dict[str, dict[str, Any]]:
-    limits: dict[str, Any] = {"cpu": limit_cpu, "memory": format_quantity(memory), "ephemeral-storage": disk}
-    return {"requests": limits | {"cpu": limit_cpu if guaranteed else request_cpu}, "limits": limits}
+def _storage(memory: int, disk: str) -> dict[str, Any]:
+    return {"memory": format_quantity(memory), "ephemeral-storage": disk}
 
 
 def _security_context() -> dict[str, Any]:

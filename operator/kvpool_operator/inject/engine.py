@@ -1,43 +1,37 @@
-"""The engine's container: which one it is, and what it gets besides its own image and command.
-
-The plug-in reaches the engine through the environment alone. Values that stand in a ConfigMap or a Secret
-can't be added to, so they are a reason to leave the pod alone rather than to replace what the user wrote.
-"""
+"""The engine's container: which one it is, how it is started, and what it gets besides its own image."""
 
 import json
+import shlex
 from itertools import pairwise
 from typing import Any
 
 from kvpool_contract.names import ENGINE_SOCKET
 from kvpool_operator.desired.pool import KVCachePool
-from kvpool_operator.desired.quantity import format_quantity, parse_quantity
+from kvpool_operator.inject.edits import Edits
+from kvpool_operator.inject.refusal import Refused
+from kvpool_operator.inject.start import CLIENT_DIR
 
 RUN_DIR = "/run/kvpool"
-CLIENT_DIR = "/kvpool/client"
 RUN_VOLUME = "kvpool-run"
 CLIENT_VOLUME = "kvpool-client"
 CLIENT_CONFIG_VARIABLE = "KVPOOL_CLIENT_CONFIG"
 CLIENT_CONFIG_VERSION = 1
-PLUGIN = "kvpool"
+# A mesh's proxy is put beside an engine that was alone before.
+_PROXIES = ("istio-proxy", "linkerd-proxy")
 
 
-class Refused(Exception):  # noqa: N818 (no error: an answer, turned into a Skip)
-    """The pod can't join; `reason` is a word of the contract's table."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def find_engine(containers: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The container called `name`; without a name the only one, or the only one that mentions vLLM."""
+def find_engine(containers: list[dict[str, Any]], name: str, before: str = "") -> dict[str, Any]:
+    """The container called `name`; without a name the only one, or the only one that mentions vLLM, or the one that
+    was found `before` others were put beside it. Raises Refused."""
+    users = [c for c in containers if c.get("name") not in _PROXIES]
     if name:
-        found = [c for c in containers if c.get("name") == name]
-    elif len(containers) == 1:
-        found = containers
+        found = [c for c in users if c.get("name") == name]
+    elif len(users) == 1:
+        found = users
     else:
-        found = [c for c in containers if _mentions_vllm(c)]
-    if len(found) != 1:
+        found = [c for c in users if _mentions_vllm(c)]
+        found = found if len(found) == 1 else [c for c in users if before and c.get("name") == before]
+    if len(found) != 1 or not found[0].get("name"):
         raise Refused("no_engine_container")
     return found[0]
 
@@ -45,6 +39,50 @@ def find_engine(containers: list[dict[str, Any]], name: str) -> dict[str, Any]:
 def _mentions_vllm(container: dict[str, Any]) -> bool:
     words = [container.get("image") or "", *(container.get("command") or []), *(container.get("args") or [])]
     return any("vllm" in str(word).lower() for word in words)
+
+
+def words_of(container: dict[str, Any]) -> list[str]:
+    """The words of command and args; those of a shell's command line one by one, as far as they stand plainly."""
+    found = []
+    for word in (*(container.get("command") or []), *(container.get("args") or [])):
+        text = str(word).replace("\\\n", " ")
+        try:
+            found += shlex.split(text) if len(text.split()) > 1 else [text]
+        except ValueError:
+            found += text.split()
+    return found
+
+
+def option(words: list[str], name: str) -> str | None:
+    """The value of an option, `--name value` or `--name=value`, with `-` or `_` in the name; the last one counts."""
+    found = None
+    for word, following in pairwise([*words, ""]):
+        given, equals, value = word.partition("=")
+        if given.startswith("--") and given.replace("_", "-") == name:
+            found = value if equals else following
+    return found
+
+
+def port_of(container: dict[str, Any]) -> int | None:
+    """The value of --port where it stands plainly in command or args."""
+    value = option(words_of(container), "--port")
+    return int(value) if value and value.isdecimal() else None
+
+
+def refuse_engine(engine: dict[str, Any], pool: KVCachePool) -> None:
+    """Raises Refused for an engine that could not use the pool, as far as its command line tells."""
+    words = words_of(engine)
+    if any(w.replace("_", "-").startswith("--kv-transfer-config") for w in words):
+        raise Refused("foreign_connector")
+    nodes = option(words, "--nnodes")
+    if (
+        (nodes and nodes.isdecimal() and int(nodes) > 1)
+        or option(words, "--distributed-executor-backend") == "ray"
+        or ("ray", "start") in pairwise(words)
+    ):
+        raise Refused("multi_host")
+    if port_of(engine) not in (None, pool.spec.engine.port):
+        raise Refused("engine_port_differs")
 
 
 def client_config(pool: KVCachePool) -> str:
@@ -62,60 +100,9 @@ def client_config(pool: KVCachePool) -> str:
     )
 
 
-def port_of(container: dict[str, Any]) -> int | None:
-    """The value of --port where it stands plainly in command or args; the last one counts."""
-    words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
-    found = None
-    for word, following in pairwise([*words, ""]):
-        value = following if word == "--port" else word.removeprefix("--port=") if word.startswith("--port=") else ""
-        found = int(value) if value.isdigit() else found
-    return found
-
-
-def join_engine(container: dict[str, Any], pool: KVCachePool) -> None:
-    """Adds the environment, the mounts and the host pool's memory to the engine's container, in place."""
-    if port_of(container) not in (None, pool.spec.engine.port):
-        raise Refused("engine_port_differs")
-    environment = container["env"] = list(container.get("env") or [])
-    _prefix_pythonpath(environment)
-    _allow_plugin(environment)
-    environment.append({"name": CLIENT_CONFIG_VARIABLE, "value": client_config(pool)})
-    container["volumeMounts"] = [
-        *(container.get("volumeMounts") or []),
-        {"name": RUN_VOLUME, "mountPath": RUN_DIR},
-        {"name": CLIENT_VOLUME, "mountPath": CLIENT_DIR, "readOnly": True},
-    ]
-    _raise_memory(container, int(pool.spec.engine.host_pool.size))
-
-
-def _variable(environment: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The entry that counts: of several with one name, the last."""
-    return next((entry for entry in reversed(environment) if entry.get("name") == name), None)
-
-
-def _prefix_pythonpath(environment: list[dict[str, Any]]) -> None:
-    entry = _variable(environment, "PYTHONPATH")
-    if entry is None:
-        environment.append({"name": "PYTHONPATH", "value": CLIENT_DIR})
-    elif "valueFrom" in entry:
-        raise Refused("pythonpath_from_source")
-    else:
-        entry["value"] = f"{CLIENT_DIR}:{entry['value']}" if entry.get("value") else CLIENT_DIR
-
-
-def _allow_plugin(environment: list[dict[str, Any]]) -> None:
-    """VLLM_PLUGINS is an allow-list: where the user sets one, our name has to stand in it."""
-    entry = _variable(environment, "VLLM_PLUGINS")
-    if entry is not None and "valueFrom" in entry:
-        raise Refused("plugins_from_source")
-    if entry is not None:
-        names = [name for name in (entry.get("value") or "").split(",") if name]
-        entry["value"] = ",".join(names if PLUGIN in names else [*names, PLUGIN])
-
-
-def _raise_memory(container: dict[str, Any], host_pool: int) -> None:
-    """The host pool's pages are charged to the engine, which touches them first."""
-    for kind in ("requests", "limits"):
-        amounts = (container.get("resources") or {}).get(kind) or {}
-        if "memory" in amounts:
-            amounts["memory"] = format_quantity(parse_quantity(amounts["memory"]) + host_pool)
+def join_engine(edits: Edits, engine: dict[str, Any], pool: KVCachePool) -> None:
+    """Adds the plug-in's configuration and the two mounts."""
+    path = ("spec", "containers", engine["name"])
+    edits.add((*path, "env"), {"name": CLIENT_CONFIG_VARIABLE, "value": client_config(pool)})
+    edits.add((*path, "volumeMounts"), {"name": RUN_VOLUME, "mountPath": RUN_DIR})
+    edits.add((*path, "volumeMounts"), {"name": CLIENT_VOLUME, "mountPath": CLIENT_DIR, "readOnly": True})

@@ -1,7 +1,8 @@
 """The injector: a pod template and a pool in, the template with kvpool's parts or a reason out.
 
 It never changes its input, and decides everything from it, so the same template gives the same result
-wherever it is called. Volumes of ours that may vanish are optional: a lost ConfigMap must not keep a pod from
+wherever it is called. It begins by undoing what it may have done to the template before, so calling it again
+changes nothing. Volumes of ours that may vanish are optional: a lost ConfigMap must not keep a pod from
 starting.
 """
 
@@ -11,29 +12,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool_contract.config import encode_config
-from kvpool_contract.names import CONFIG_HASH_ANNOTATION, POOL_LABEL, pool_object_name
+from kvpool_contract.names import CONFIG_HASH_ANNOTATION, ORIGINALS_ANNOTATION, POOL_LABEL, pool_object_name
 from kvpool_operator.desired.objects import agent_config
 from kvpool_operator.desired.pool import KVCachePool, PoolError
-from kvpool_operator.inject import containers
-from kvpool_operator.inject.engine import (
-    CLIENT_CONFIG_VARIABLE,
-    Refused,
-    client_config,
-    find_engine,
-    join_engine,
-)
+from kvpool_operator.inject import containers, resources
+from kvpool_operator.inject.edits import Edits, UnreadableRecordError, undo
+from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine
+from kvpool_operator.inject.meshes import exclude_ports
+from kvpool_operator.inject.obstacles import refuse_pod
+from kvpool_operator.inject.refusal import Refused
 from kvpool_operator.inject.revision import template_hash
 from kvpool_operator.inject.shm import room_for_host_pool
+from kvpool_operator.inject.start import find_plugin
 
-OWN_PREFIX = "kvpool-"
 CONFIG_HASH_LENGTH = 12
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`image`: the agent's image, in place of the pool's own."""
+    """`image`: the agent's image, in place of the pool's own. `default_image`: where the pool names none.
+    `kubernetes`: version of the oldest node, None where nobody knows it."""
 
     image: str = ""
+    default_image: str = ""
+    kubernetes: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,58 +54,70 @@ class Skip:
 
 
 def inject(template: dict[str, Any], pool: KVCachePool, settings: Settings) -> Injected | Skip:
-    """Adds kvpool's parts to a pod template; raises PoolError only where the pool names no image."""
-    image = settings.image or pool.spec.agent.image
+    """Adds kvpool's parts to a pod template; raises PoolError only where nobody names an image, QuantityError where
+    a quantity of the template is none."""
+    image = settings.image or pool.spec.agent.image or settings.default_image
     if not image:
         raise PoolError("pool field spec.agent.image: it is empty; name the agent's image there or with --image")
-    result = copy.deepcopy(template)
+    result, before = _restored(template)
     try:
-        engine = _join(result, pool, image)
+        refuse_pod(result, pool.metadata.name, settings.kubernetes)
+        engine = find_engine(result["spec"].get("containers") or [], pool.spec.engine.container, before)
+        refuse_engine(engine, pool)
+        _join(Edits(result), engine, pool, image)
     except Refused as refused:
         return Skip(refused.reason)
-    return Injected(result, engine)
+    return Injected(result, str(engine["name"]))
 
 
-def _join(template: dict[str, Any], pool: KVCachePool, image: str) -> str:
-    spec = template.get("spec") or {}
-    metadata = template["metadata"] = template.get("metadata") or {}
-    labels = metadata["labels"] = metadata.get("labels") or {}
-    annotations = metadata["annotations"] = metadata.get("annotations") or {}
-    own, users = pool.metadata.name, spec.get("containers") or []
+def restore(template: dict[str, Any]) -> dict[str, Any]:
+    """The template as it was before it was injected; one that was not comes back equal."""
+    return _restored(template)[0]
 
-    if _has_own_parts(spec):
-        raise Refused("already_injected")
-    if labels.get(POOL_LABEL, own) != own:
-        raise Refused("other_pool")
-    if spec.get("hostNetwork"):
-        raise Refused("host_network")
-    engine = find_engine(users, pool.spec.engine.container)
 
+def is_injected(template: dict[str, Any]) -> bool:
+    """Whether the template carries kvpool's parts together with the record of them."""
+    return ORIGINALS_ANNOTATION in ((template.get("metadata") or {}).get("annotations") or {})
+
+
+def _restored(template: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Also the name of the engine's container, where the template was injected before."""
+    result = copy.deepcopy(template)
+    result["spec"] = result.get("spec") or {}
+    annotations = (result.get("metadata") or {}).get("annotations") or {}
+    record = annotations.pop(ORIGINALS_ANNOTATION, None)
+    if record is None:
+        return result, ""
+    try:
+        return result, undo(result, record)
+    except UnreadableRecordError:
+        return result, ""  # what it stood for is found by its names, and refused
+
+
+def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -> None:
+    spec, own = edits.template["spec"], pool.metadata.name
+    host_pool = int(pool.spec.engine.host_pool.size)
     revision = template_hash(spec, client_config(pool))
-    guaranteed = containers.is_guaranteed([*users, *(spec.get("initContainers") or [])])
-    spec["volumes"] = [*(spec.get("volumes") or []), *containers.volumes(pool_object_name(own))]
-    room_for_host_pool(spec, engine, int(pool.spec.engine.host_pool.size))
-    join_engine(engine, pool)
-    spec["initContainers"] = [
-        *(spec.get("initContainers") or []),
-        containers.client_container(image, guaranteed=guaranteed),
-        containers.agent_container(pool, image, revision, guaranteed=guaranteed),
-    ]
-    labels[POOL_LABEL] = own
-    annotations[CONFIG_HASH_ANNOTATION] = config_hash(pool)
-    return str(engine.get("name", ""))
+    for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations")):
+        edits.collection(*path, kind=dict)
+    guaranteed = resources.is_guaranteed(spec)
+    client = containers.client_container(image, guaranteed=guaranteed)
+    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed)
+    for volume in containers.volumes(pool_object_name(own)):
+        edits.add(("spec", "volumes"), volume)
+    room_for_host_pool(edits, engine, host_pool)
+    find_plugin(edits, engine)
+    join_engine(edits, engine, pool)
+    resources.raise_engine(edits, engine, host_pool)
+    resources.raise_pod(edits, agent["resources"], host_pool)
+    for container in (client, agent):
+        edits.add(("spec", "initContainers"), container)
+    exclude_ports(edits)
+    edits.set(("metadata", "labels", POOL_LABEL), own)
+    edits.set(("metadata", "annotations", CONFIG_HASH_ANNOTATION), config_hash(pool))
+    edits.template["metadata"]["annotations"][ORIGINALS_ANNOTATION] = edits.record(str(engine["name"]))
 
 
 def config_hash(pool: KVCachePool) -> str:
     """Changes with the agents' configuration, so that a change of the pool rolls its pods."""
     return hashlib.sha256(encode_config(agent_config(pool)).encode()).hexdigest()[:CONFIG_HASH_LENGTH]
-
-
-def _has_own_parts(spec: dict[str, Any]) -> bool:
-    """Containers and volumes by our prefix, or the plug-in's variable: anything of ours would be there
-    twice."""
-    users, inits = spec.get("containers") or [], spec.get("initContainers") or []
-    named = [*inits, *users, *(spec.get("volumes") or [])]
-    return any(str(part.get("name", "")).startswith(OWN_PREFIX) for part in named) or any(
-        entry.get("name") == CLIENT_CONFIG_VARIABLE for container in users for entry in container.get("env") or []
-    )

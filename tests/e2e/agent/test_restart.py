@@ -8,20 +8,19 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node
+from arena_audit import held_by
 from readiness_watch import watching
-from replica import LOOPBACK, wait_for
-from standin_engine import HASH_BYTES, KEY_BYTES, Served, block_bytes, engine_keys, prompt
+from replica import wait_for
+from standin_engine import Served, prompt
+from under_load import Load
 
-from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.store.slab import LEASE_SECONDS
 from kvpool_agent.store.table import HeaderTable
-from kvpool_contract.names import block_key
 from kvpool_contract.status import AgentStatus
 
 ROW = 4096
@@ -30,59 +29,8 @@ KILLS = 5
 BLOCKS = 6
 
 
-class Load:
-    """Serves on a node's engine from a thread of its own until it ends; fails there if a byte was wrong."""
-
-    def __init__(self, node: Node, prompts: Callable[[int], list[int]]) -> None:
-        self.node, self.prompts = node, prompts
-        self.served: list[Served] = []
-        self.errors: list[BaseException] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Load":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        assert self.errors == []
-        assert self.served and all(one.equal for one in self.served)
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self.node.engine.forget()
-                self.served.append(self.node.engine.serve(self.prompts(len(self.served))))
-        except BaseException as error:  # noqa: BLE001 - shown by the test's thread
-            self.errors.append(error)
-
-
 def state_of(status: AgentStatus) -> tuple[str, str]:
     return status.state, status.reason
-
-
-def held_by(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> int:
-    """Asks the node for all blocks of the prompts as a member does; how many it has, all of them with the bytes that
-    computing them gives."""
-    fingerprint = bytes.fromhex(node.status().format)
-    keys = list(dict.fromkeys(key for one in tokens for key in engine_keys(one)))
-    names = [block_key(key[:HASH_BYTES], int.from_bytes(key[HASH_BYTES:KEY_BYTES], "big"), fingerprint) for key in keys]
-    dialer = Dialer(Identity("demo", "probe", "1"))
-    came: list[int] = []
-
-    def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
-        data = bytearray(length)
-        read_into(memoryview(data))
-        right = data == block_bytes(keys[index], row_bytes)
-        assert right
-        came.append(index)
-
-    address = f"{LOOPBACK}:{node.replica.peer_port}"
-    dialer.fetch(address, fingerprint, names, "demand", time.monotonic() + 20, land)
-    dialer.close()
-    return len(came)
 
 
 def test_a_worker_killed_twenty_times_while_serving_has_its_blocks_and_its_state_again_each_time(

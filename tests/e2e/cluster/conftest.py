@@ -1,4 +1,5 @@
-"""One cluster and one Deployment for the whole session; without a cluster the suite is skipped with one line.
+"""One cluster and one Deployment for the whole session; without a cluster the suite is skipped with one line. The
+cluster has a node only where a test of the session needs engines.
 
 With CI=true that skip is a failure: a suite that never runs proves nothing.
 """
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import images, provider
+from cluster.controllers import Controller
 from cluster.engines import SELECTOR, Engines
 from cluster.kube import Kube
+from cluster.pools import NAMESPACE, Pools
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +22,9 @@ def kube(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    with provider.provide() as provided:
-        if provided.folder:
+    nodes = any("engines" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function))
+    with provider.provide("node" if nodes else "control") as provided:
+        if provided.folder and nodes:
             for archive in images.archives(tmp_path_factory.mktemp("images")):
                 provider.load_image(provided, archive)
         kube = Kube(provided, "default")
@@ -34,3 +38,28 @@ def engines(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Engines:
     engines = Engines(kube)
     engines.deploy(tmp_path_factory.mktemp("manifests"))
     return engines
+
+
+@pytest.fixture(scope="session")
+def controller(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    """The controller as a process, for all tests that need it. One that a test has ended is started again."""
+    home = Pools(kube.provided, NAMESPACE)
+    home.prepare()
+    made = Controller(home, tmp_path_factory.mktemp("controller"))
+    yield made
+    if made.running:
+        made.end()
+    home.remove()
+
+
+@pytest.fixture
+def pools(kube: Kube, controller: Controller, request: pytest.FixtureRequest) -> Iterator[Pools]:
+    """A namespace without pools, and the controller at work."""
+    home = Pools(kube.provided, NAMESPACE)
+    if not controller.running:
+        controller.start()
+    failed = request.session.testsfailed
+    yield home
+    if request.session.testsfailed > failed:
+        print(controller.log_file.read_text()[-8000:])
+    home.clear()

@@ -1,7 +1,7 @@
-"""The two images of the tests, without a registry: the agent's, and a bare Debian that engines run in.
+"""The images of the tests, without a registry: the agent's, the operator's, and a bare Debian that engines run in.
 
-The agent goes into the root file system by the script that the Dockerfile runs, so the image that is tested
-holds what the shipped one holds.
+Both parts go into the root file system by the script that the Dockerfiles run, so the images that are tested hold
+what the shipped ones hold.
 """
 
 import importlib.util
@@ -16,26 +16,32 @@ from typing import Any
 from cluster.provider import REPOSITORY, prepared, testbed
 
 AGENT_IMAGE = "kvpool.test/agent:dev"
+OPERATOR_IMAGE = "kvpool.test/operator:dev"
 ENGINE_IMAGE = "kvpool.test/engine:dev"
 SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def archives(work: Path) -> Iterator[Path]:
-    """Both images as archives under `work`, one after another: each is removed once it has been taken."""
+    """The images as archives under `work`, one after another: each is removed once it has been taken."""
     pristine = prepared("debian")
-    root = work / "root"
-    subprocess.run(["cp", "-a", "--reflink=auto", pristine, root], check=True)
-    script = REPOSITORY / "images" / "agent" / "rootfs.sh"
-    subprocess.run([script, root], check=True, env={**os.environ, "PYTHON": sys.executable})
     save, archive = _save_image(), work / "image.tar"
-    for folder, reference, environment, user in (
-        (root, AGENT_IMAGE, [SEARCH_PATH, "PYTHONPATH=/opt/kvpool"], "10001:10001"),
-        (pristine, ENGINE_IMAGE, [SEARCH_PATH], ""),
+    ours = [SEARCH_PATH, "PYTHONPATH=/opt/kvpool"]
+    for part, reference, environment, user in (
+        ("agent", AGENT_IMAGE, ours, "10001:10001"),
+        ("operator", OPERATOR_IMAGE, ours, "10001:10001"),
+        ("", ENGINE_IMAGE, [SEARCH_PATH], ""),
     ):
-        save(folder, reference, archive, env=environment, user=user)
+        root = pristine
+        if part:
+            root = work / part
+            subprocess.run(["cp", "-a", "--reflink=auto", pristine, root], check=True)
+            script = REPOSITORY / "images" / "rootfs.sh"
+            subprocess.run([script, root, part], check=True, env={**os.environ, "PYTHON": sys.executable})
+        save(root, reference, archive, env=environment, user=user)
         yield archive
         archive.unlink()
-    shutil.rmtree(root)
+        if part:
+            shutil.rmtree(root)
 
 
 def _save_image() -> Callable[..., Any]:

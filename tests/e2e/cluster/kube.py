@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 from kubernetes import client, config
 
-from cluster.provider import Provided
+from cluster.provider import REPOSITORY, Provided
+
+POOLS = ("kvpool.io", "v1alpha1", "kvcachepools")
 
 Found = TypeVar("Found")
 
 
-def wait_for(what: str, look: Callable[[], Found | None], seconds: float) -> Found:
+def wait_for(what: str, look: Callable[[], Found | None], seconds: float, every: float = 0.2) -> Found:
     """The first truthy answer of `look`; fails after `seconds` with the last answer or error."""
     deadline, last = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
@@ -24,7 +26,7 @@ def wait_for(what: str, look: Callable[[], Found | None], seconds: float) -> Fou
                 return answer
         except (OSError, ValueError, client.ApiException) as error:
             last = error  # type: ignore[assignment]
-        time.sleep(0.2)
+        time.sleep(every)
     raise AssertionError(f"{what}: not within {seconds} s; last: {last!r}")
 
 
@@ -47,12 +49,25 @@ class Kube:
         api_client = connect(config_file=str(provided.kubeconfig))
         self.core: Any = client.CoreV1Api(api_client)
         self.discovery: Any = client.DiscoveryV1Api(api_client)
+        self.custom: Any = client.CustomObjectsApi(api_client)
 
     def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [self.provided.kubectl, "--kubeconfig", str(self.provided.kubeconfig), "-n", self.namespace]
         done = subprocess.run([*command, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done
+
+    def install_crd(self) -> None:
+        """The pool's definition, established."""
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(REPOSITORY / "crds"))
+        self.kubectl("wait", "--for=condition=Established", "crd/kvcachepools.kvpool.io", "--timeout=30s")
+
+    def create_pool(self, document: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """The pool as the API server takes it; raises ApiException. Unknown fields are refused, as kubectl has it."""
+        created: dict[str, Any] = self.custom.create_namespaced_custom_object(
+            *POOLS[:2], self.namespace, POOLS[2], document, field_validation="Strict", **options
+        )
+        return created
 
     def pods(self, selector: str) -> list[Pod]:
         """Living pods, the oldest first."""

@@ -48,15 +48,15 @@ def lacking() -> str:
 
 
 @contextlib.contextmanager
-def provide() -> Iterator[Provided]:
-    """A cluster for the session. One that was started here is always taken down: containers outlive
-    processes."""
+def provide(level: str = "node") -> Iterator[Provided]:
+    """A cluster for the session, with a node or (level `control`) without. One that was started here is always taken
+    down: containers outlive processes."""
     if named := os.environ.get("KVPOOL_E2E_KUBECONFIG"):
         yield Provided(Path(named), "kubectl")
         return
     folder = Path(tempfile.mkdtemp(prefix="kvpool-cluster-"))
     try:
-        said = _testbed("up", folder).splitlines()
+        said = _testbed("up", folder, "--level", level).splitlines()
         values = dict(line.split("=", 1) for line in said if "=" in line)
         kubectl = shutil.which("kubectl", path=values["PATH"])
         assert kubectl, "the testbed brings no kubectl"

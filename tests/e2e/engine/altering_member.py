@@ -32,7 +32,7 @@ class AlteringMember:
 
     pool = POOL
 
-    def __init__(self, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> None:
+    def __init__(self, source: str, fingerprint: bytes, keys: Sequence[bytes], purpose: str = "demand") -> None:
         self._fingerprint = fingerprint
         self._data: dict[bytes, bytearray] = {}
         self.served = 0
@@ -44,11 +44,16 @@ class AlteringMember:
             assert tag_of(keys[index], memoryview(data)) == tag
             self._data[keys[index]] = data
 
-        dialer.fetch(source, fingerprint, keys, "demand", time.monotonic() + 60, land)
+        dialer.fetch(source, fingerprint, keys, purpose, time.monotonic() + 60, land)
         dialer.close()
         self._server = PeerServer(LOOPBACK, 0, self)
         self._server.start()
         self.address = f"{LOOPBACK}:{self._server.port}"
+
+    def permute(self, key: bytes) -> None:
+        """The same numbers at other places: the halves of a block change theirs."""
+        data = self._data[key]
+        self._data[key] = data[len(data) // 2 :] + data[: len(data) // 2]
 
     def alter(self, key: bytes) -> None:
         """Overwrites a thirtieth in the middle of a block with an ordinary number (0.75 in either type)."""
@@ -80,6 +85,8 @@ class AlteringMember:
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
         def each() -> Iterator[tuple[int, bytes, memoryview]]:
             for index, key in enumerate(keys):
+                if key not in self._data:
+                    continue
                 data = memoryview(self._data[key])
                 self.served += 1
                 yield index, tag_of(key, data), data

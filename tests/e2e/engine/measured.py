@@ -1,7 +1,7 @@
 """What a request took from where, by the engine's own counters, and what it answered."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,16 @@ def prompt(seed: int, length: int) -> list[int]:
     return [(seed * 7919 + i * 104_729 + seed * i) % 40_000 + 100 for i in range(length)]
 
 
-def ask(replica: Replica, tokens: Sequence[int], answer_tokens: int = 8) -> Outcome:
+def ask(
+    replica: Replica, tokens: Sequence[int], answer_tokens: int = 8, headers: Mapping[str, str] | None = None
+) -> Outcome:
     """One request at temperature 0, with the log-probabilities of the 20 likeliest tokens at each place.
 
     A longer prompt than one block ends when the agent has heard of it, so that what it stored can be counted.
     """
     before = replica.prompt_tokens()
     answer = replica.complete(
-        list(tokens), answer_tokens, logprobs=20, ignore_eos=True, return_tokens_as_token_ids=True
+        list(tokens), answer_tokens, headers, logprobs=20, ignore_eos=True, return_tokens_as_token_ids=True
     )["choices"][0]["logprobs"]
     after = wait_for("the engine's counters", lambda: _grown(replica, before, len(tokens)), 20)
     settle(replica)

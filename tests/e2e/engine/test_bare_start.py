@@ -70,7 +70,7 @@ def test_an_engine_without_an_agent_serves_bare_and_attaches_by_itself_when_one_
         shm = {path.name for path in Path("/dev/shm").glob("vllm_offload_*")}
         assert not shm, "the host pool's name is still there"
         replica.start_agent()
-        wait_for("the engine to attach", lambda: replica.status()["attached"], 30)
+        wait_for("the engine to attach", lambda: replica.status()["probe"]["state"] == "alone", 30)
         # what was computed before the agent came is offered with the next request, and then found
         assert ask(replica, TOKENS).tokens == by_source(device=2 * BLOCK, computed=5)
         assert settle(replica)["arena"]["blocks"] == 2

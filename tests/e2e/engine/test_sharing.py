@@ -175,4 +175,35 @@ def test_a_worker_killed_three_times_never_makes_its_pod_unready_and_shares_agai
 
 def attached_anew(replica: Replica, killed: str) -> bool:
     status = replica.status()
-    return status["incarnation"] != killed and bool(status["attached"])
+    probe = status["probe"]
+    return status["incarnation"] != killed and bool(status["attached"] and probe["blocks"])
+
+
+@ONE_TYPE
+def test_an_engine_whose_numbers_lie_at_other_places_than_a_members_serves_bare_from_then_on(
+    pool: Pool,
+) -> None:
+    a, b = pool.replicas[:2]
+    status = a.status()
+    address, fingerprint = f"127.0.0.1:{a.peer_port}", bytes.fromhex(status["format"])
+    assert sorted(replica.status()["probe"]["state"] for replica in (a, b)) == ["alone", "same"]
+    keys = [bytes.fromhex(key) for key in status["probe"]["blocks"]]
+    assert b.status()["probe"]["blocks"] == status["probe"]["blocks"]
+    member = AlteringMember(address, fingerprint, keys, "probe")
+    for key in keys:
+        member.permute(key)
+    tokens = prompt(8000, 2 * BLOCK + 5)
+    try:
+        pool.members.write_text(f"{member.address}\n")
+        # another agent in the place of b's knows nothing of its engine
+        b.stop_agent()
+        b.start_agent()
+        wait_for("the verdict", lambda: b.status()["probe"]["state"] == "mismatch", 60)
+        wait_for("no session", lambda: not b.status()["attached"], 20)
+        told = b.status()
+        assert (told["state"], told["reason"]) == ("Ready(degraded)", "probe_mismatch")
+        assert told["probe"]["member"] == "altering-uid"
+        assert ask(b, tokens).tokens == by_source(computed=2 * BLOCK + 5)
+        assert b.status()["arena"]["blocks"] == 0
+    finally:
+        member.close()

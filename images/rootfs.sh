@@ -1,13 +1,15 @@
 #!/bin/sh
-# Installs the agent into a root file system: rootfs.sh ROOT puts it and its libraries into ROOT/opt/kvpool.
+# Installs one part of kvpool into a root file system: rootfs.sh ROOT PART puts it and its libraries into
+# ROOT/opt/kvpool. PART is an extra of pyproject.toml: agent or operator.
 #
-# The Dockerfile and the test images both call this, so what is tested is what ships. ROOT brings Python 3.11 and sets
+# The Dockerfiles and the test images both call this, so what is tested is what ships. ROOT brings Python 3.11 and sets
 # PYTHONPATH=/opt/kvpool; the packages are chosen for that interpreter, not for the one that runs pip ($PYTHON).
 set -eu
 umask 022
 
-repository=$(cd "$(dirname "$0")/../.." && pwd)
-root=${1:?usage: rootfs.sh ROOT}
+repository=$(cd "$(dirname "$0")/.." && pwd)
+root=${1:?usage: rootfs.sh ROOT PART}
+part=${2:?usage: rootfs.sh ROOT PART}
 python=${PYTHON:-python3}
 machine=$(uname -m)
 work=$(mktemp -d)
@@ -18,8 +20,8 @@ rm -rf "$root/opt/kvpool"
 "$python" -m pip install -q --disable-pip-version-check --root-user-action=ignore --no-compile \
     --target "$root/opt/kvpool" --only-binary=:all: --implementation cp --python-version 3.11 \
     --platform "manylinux_2_28_$machine" --platform "manylinux_2_17_$machine" --platform "manylinux2014_$machine" \
-    "$(echo "$work"/kvpool-*.whl)[agent]"
-# The agent's root file system is read-only, so byte code that is not in the image is made anew at every start. It is
+    "$(echo "$work"/kvpool-*.whl)[$part]"
+# The root file system is read-only in the pod, so byte code that is not in the image is made anew at every start. It is
 # not tied to file times, which layers of an image round.
 if [ -x "$root/usr/bin/python3" ] && [ "$(id -u)" = 0 ]; then
     chroot "$root" /usr/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kvpool

@@ -1,12 +1,12 @@
 # The agent's image, which also brings the engine's plug-in. Built from the repository's root:
-#   docker build -f images/agent/Dockerfile -t kvpool-agent .
+#   docker build -f images/agent.Dockerfile -t kvpool-agent .
 FROM debian:bookworm-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-pip python3-venv
 COPY pyproject.toml README.md LICENSE /source/
 COPY agent /source/agent
 COPY operator /source/operator
-COPY images/agent/rootfs.sh /source/images/agent/rootfs.sh
-RUN /source/images/agent/rootfs.sh /root-of-image
+COPY images/rootfs.sh /source/images/rootfs.sh
+RUN /source/images/rootfs.sh /root-of-image agent
 
 FROM debian:bookworm-slim
 RUN apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*

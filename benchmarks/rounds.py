@@ -1,0 +1,54 @@
+"""What every benchmark here does with its figures: medians over interleaved rounds, and each round's ratios.
+
+Two ways are compared within a round, minutes apart nothing is: a machine's pace drifts by more than what is sought. A
+way that runs against itself (A/A) in the same rounds shows how much of a ratio is noise.
+"""
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+def orders(names: Sequence[str], rounds: int, seed: int = 1) -> Iterator[list[str]]:
+    """An order of the ways for each round, drawn anew: what one leaves behind must not always meet the same next."""
+    chance = random.Random(seed)
+    for _ in range(rounds):
+        yield chance.sample(list(names), len(names))
+
+
+def p99(values: Sequence[float]) -> float:
+    """The value that 99 of 100 don't exceed; of fewer than a hundred, the greatest."""
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> str:
+    """Median and quartiles of the rounds' ratios above / below."""
+    ratios = sorted(a / b for a, b in zip(above, below, strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+    return f"{statistics.median(ratios):.3f} (quartiles {low:.3f} to {high:.3f})"
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def run(ways: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+    """Every way once a round; what each returned, without the rounds that warm up."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number, names in enumerate(orders(list(ways), rounds + warm_up)):
+        for name in names:
+            figure = ways[name]()
+            if number >= warm_up:
+                found[name].append(figure)
+    return found
+
+
+def machine() -> str:
+    """One line on what the figures were taken on, and on what else ran there."""
+    load = os.getloadavg()
+    return f"{os.cpu_count()} cores, load average {load[0]:.1f} over the last minute, {load[1]:.1f} over five"

@@ -1,0 +1,77 @@
+"""Agents asked for their status, directly at their pods' addresses.
+
+Bounded in time, in number at once and in bytes of an answer. An agent that has answered before may miss once: a worker
+that is being restarted is no news. Errors are told in few words, equal for equal causes, since they stand in a status
+that is written only when it changes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from kvpool_contract.names import WORKER_PORT
+from kvpool_contract.status import AgentStatus, StatusError, decode_status
+from kvpool_operator.desired.pods import Pod
+from kvpool_operator.desired.status import Member
+
+TIMEOUT_SECONDS = 3.0
+PARALLEL = 64
+MAX_ANSWER = 4 * 2**20
+FORGIVEN = 1
+
+
+class Agents:
+    """To be made and used in one event loop."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
+        self._places = asyncio.Semaphore(PARALLEL)
+        self._last: dict[str, tuple[AgentStatus, int]] = {}  # by pod: the last answer, and misses since
+
+    async def ask(self, pods: Sequence[Pod]) -> list[Member]:
+        """A member for each pod, with its answer where there is one."""
+        return list(await asyncio.gather(*(self._member(pod) for pod in pods)))
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        """Drops what is known of pods that are no more."""
+        self._last = {uid: last for uid, last in self._last.items() if uid in uids}
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _member(self, pod: Pod) -> Member:
+        status, error = None, "no address"
+        if pod.injected and pod.address:
+            try:
+                status, error = await self._get(pod), ""
+                self._last[pod.uid] = (status, 0)
+            except TimeoutError:
+                error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
+            except aiohttp.ClientConnectionError:
+                error = "no connection"
+            except (aiohttp.ClientError, StatusError) as problem:
+                error = str(problem)
+            last, misses = self._last.get(pod.uid, (None, 0))
+            if status is None and last is not None and misses < FORGIVEN:
+                self._last[pod.uid] = (last, misses + 1)
+                status, error = last, ""
+        return Member(pod.name, pod.uid, pod.injected, pod.expected, status, error, pod.skipped)
+
+    async def _get(self, pod: Pod) -> AgentStatus:
+        host = f"[{pod.address}]" if ":" in pod.address else pod.address
+        async with (
+            self._places,
+            self._session.get(f"http://{host}:{WORKER_PORT}/status", allow_redirects=False) as answer,
+        ):
+            if answer.status != 200:
+                raise StatusError(f"it answers {answer.status}")
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > MAX_ANSWER:
+                    raise StatusError(f"its status is longer than {MAX_ANSWER} bytes")
+        status = decode_status(bytes(body))
+        if status.member != pod.uid:
+            raise StatusError("another pod answers at its address")
+        return status

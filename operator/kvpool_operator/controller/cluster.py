@@ -1,0 +1,149 @@
+"""The API server, as far as the controller needs it: few calls, each with a deadline, plain documents in and out.
+
+Calls block; whoever awaits runs them in a thread. They are retried by the next pass and nowhere else.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+
+from kvpool_contract.names import API_GROUP, POOL_LABEL
+from kvpool_operator.desired.pool import API_VERSION
+
+VERSION, PLURAL = API_VERSION.partition("/")[2], "kvcachepools"
+FIELD_MANAGER = "kvpool-controller"
+APPLY = "application/apply-patch+yaml"
+TIMEOUT_SECONDS = (3.0, 10.0)  # to connect, to read
+NOT_FOUND, CONFLICT = 404, 409
+
+Document = dict[str, Any]
+Key = tuple[str, str]  # Kubernetes namespace and name of a pool
+
+
+class RefusedError(Exception):
+    """The API server refuses an object for good; the message is its own sentence."""
+
+
+class Cluster:
+    """Raises ApiException or urllib3's errors for what may pass by itself."""
+
+    def __init__(self) -> None:
+        settings: Any = client.Configuration()
+        try:
+            load: Any = config.load_incluster_config
+            load(client_configuration=settings)
+        except ConfigException:
+            load = config.load_kube_config
+            load(client_configuration=settings)
+        settings.retries = 0
+        api_client = client.ApiClient(settings)
+        self._core: Any = client.CoreV1Api(api_client)
+        self._custom: Any = client.CustomObjectsApi(api_client)
+
+    # -- pools ---------------------------------------------------------------------------------------
+
+    def pool_keys(self, k8s_namespaces: list[str]) -> list[Key]:
+        """The pools of these namespaces; of all where none is named."""
+        if k8s_namespaces:
+            lists = [
+                self._custom.list_namespaced_custom_object(
+                    API_GROUP, VERSION, name, PLURAL, _request_timeout=TIMEOUT_SECONDS
+                )
+                for name in k8s_namespaces
+            ]
+        else:
+            lists = [
+                self._custom.list_cluster_custom_object(API_GROUP, VERSION, PLURAL, _request_timeout=TIMEOUT_SECONDS)
+            ]
+        return [(o["metadata"]["namespace"], o["metadata"]["name"]) for found in lists for o in found["items"]]
+
+    def read_pool(self, key: Key) -> Document | None:
+        namespace, name = key
+        return _or_none(
+            lambda: self._custom.get_namespaced_custom_object(
+                API_GROUP, VERSION, namespace, PLURAL, name, _request_timeout=TIMEOUT_SECONDS
+            )
+        )
+
+    def write_status(self, pool: Document, status: Document) -> None:
+        """Replaces the whole status; conflicts where the pool has changed since it was read."""
+        self._custom.replace_namespaced_custom_object_status(
+            API_GROUP, VERSION, pool["metadata"]["namespace"], PLURAL, pool["metadata"]["name"],
+            {**pool, "status": status}, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_SECONDS,
+        )  # fmt: skip
+
+    # -- objects of a pool ---------------------------------------------------------------------------
+
+    def read(self, wanted: Document) -> Document | None:
+        """What lies where `wanted` should."""
+        name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+        read = {"ConfigMap": self._core.read_namespaced_config_map, "Service": self._core.read_namespaced_service}
+        return _or_none(
+            lambda: _document(
+                read[wanted["kind"]](name, namespace, _preload_content=False, _request_timeout=TIMEOUT_SECONDS)
+            )
+        )
+
+    def apply(self, wanted: Document) -> None:
+        """Server-side apply: fields that we set are ours again, fields of others stay. Raises RefusedError."""
+        name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+        patch = {"ConfigMap": self._core.patch_namespaced_config_map, "Service": self._core.patch_namespaced_service}
+        try:
+            patch[wanted["kind"]](
+                name, namespace, wanted, field_manager=FIELD_MANAGER, force=True, _content_type=APPLY,
+                _request_timeout=TIMEOUT_SECONDS,
+            )  # fmt: skip
+        except ApiException as error:
+            if error.status in (400, 403, 422):
+                raise RefusedError(_sentence(error)) from None
+            raise
+
+    def pods(self, key: Key) -> list[Document]:
+        """The pods with the pool's label. From the server's cache: a pass that sees yesterday's is followed by
+        another one."""
+        namespace, name = key
+        answer = self._core.list_namespaced_pod(
+            namespace, label_selector=f"{POOL_LABEL}={name}", resource_version="0", _preload_content=False,
+            _request_timeout=TIMEOUT_SECONDS,
+        )  # fmt: skip
+        items: list[Document] = _document(answer)["items"]
+        return items
+
+    def create_event(self, event: Document) -> bool:
+        """Whether it was not there yet."""
+        try:
+            self._core.create_namespaced_event(
+                event["metadata"]["namespace"], event, _preload_content=False, _request_timeout=TIMEOUT_SECONDS
+            )
+        except ApiException as error:
+            if error.status == CONFLICT:
+                return False
+            raise
+        return True
+
+
+def _document(answer: Any) -> Document:
+    if not 200 <= answer.status < 300:
+        raise ApiException(http_resp=answer)
+    document: Document = json.loads(answer.data)
+    return document
+
+
+def _or_none(read: Callable[[], Document]) -> Document | None:
+    try:
+        return read()
+    except ApiException as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise
+
+
+def _sentence(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"

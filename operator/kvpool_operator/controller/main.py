@@ -1,0 +1,120 @@
+"""The composition root: kopf watches, loops pass.
+
+kopf brings watching, login and the liveness endpoint. Its change handlers, timers and daemons are not used: they keep
+their progress in annotations and hold objects back by finalizers, and a pool must be deletable while nobody looks.
+"""
+
+import argparse
+import asyncio
+import logging
+import time
+from typing import Any
+
+import kopf
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from kvpool_contract.names import API_GROUP, POOL_LABEL
+from kvpool_operator.controller import metrics
+from kvpool_operator.controller.agents import Agents
+from kvpool_operator.controller.cluster import NOT_FOUND, PLURAL, VERSION, Cluster, Key
+from kvpool_operator.controller.loops import Loops
+from kvpool_operator.controller.reconcile import Reconciler
+
+log = logging.getLogger("kvpool.controller")
+
+# A watch that can't connect tries on; an API server may be away for longer than kopf's own minute.
+BACKOFFS = (1, 1, 2, 3, 5, *[10] * 1000)
+REQUEST_SECONDS = 10.0
+RETRY_SECONDS = 5.0
+
+
+def handlers(cluster: Cluster, k8s_namespaces: list[str], every: float) -> kopf.OperatorRegistry:
+    """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod."""
+    registry = kopf.OperatorRegistry()
+    running: list[tuple[Loops, Agents]] = []
+
+    @kopf.on.login(registry=registry)
+    def login(**given: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+
+    @kopf.on.startup(registry=registry)
+    async def start(**_: Any) -> None:
+        agents = Agents()
+        reconciler = Reconciler(cluster, agents)
+
+        async def keys() -> list[Key]:
+            return await asyncio.to_thread(cluster.pool_keys, k8s_namespaces)
+
+        loops = Loops(reconciler.once, keys, every)
+        loops.start()
+        running.append((loops, agents))
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        for loops, agents in running:
+            await loops.stop()
+            await agents.close()
+
+    @kopf.on.event(API_GROUP, VERSION, PLURAL, registry=registry)
+    async def pool_changed(namespace: str | None, name: str | None, **_: Any) -> None:
+        _wake(namespace, name)
+
+    @kopf.on.event("v1", "pods", registry=registry)
+    async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        _wake(namespace, labels.get(POOL_LABEL))
+
+    def _wake(namespace: str | None, pool: str | None) -> None:
+        if namespace and pool:
+            for loops, _ in running:
+                loops.wake((namespace, pool))
+
+    return registry
+
+
+def settings() -> kopf.OperatorSettings:
+    """Only pods with the pool label are watched, nothing is scanned, no Event and no annotation is kopf's."""
+    chosen = kopf.OperatorSettings()
+    chosen.watching.label_selectors["v1", "pods"] = POOL_LABEL
+    chosen.scanning.disabled = True
+    chosen.posting.enabled = False
+    chosen.networking.request_timeout = REQUEST_SECONDS
+    chosen.networking.error_backoffs = BACKOFFS
+    return chosen
+
+
+def wait_for_definition(cluster: Cluster, k8s_namespaces: list[str]) -> None:
+    """Until the API server answers and knows pools: kopf looks for them once, at its start."""
+    while True:
+        try:
+            cluster.pool_keys(k8s_namespaces)
+        except ApiException as error:
+            unknown = "the API server does not know KVCachePool; apply the definition in crds/"
+            log.warning("%s", unknown if error.status == NOT_FOUND else f"pools can't be listed: {error.reason}")
+        except HTTPError as error:
+            log.warning("the API server does not answer: %s", error)
+        else:
+            return
+        time.sleep(RETRY_SECONDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="kvpool-controller", description="Looks after pools.")
+    parser.add_argument("--namespace", action="append", default=[], help="look here only; may be repeated")
+    parser.add_argument("--poll-seconds", type=float, default=10.0, help="how often agents are asked (default 10)")
+    parser.add_argument("--liveness", default="http://0.0.0.0:8080/healthz", help="URL of the liveness endpoint")
+    parser.add_argument("--metrics-port", type=int, default=8081, help="port of /metrics; 0 for none")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if options.metrics_port:
+        metrics.serve(options.metrics_port)
+    cluster = Cluster()
+    wait_for_definition(cluster, options.namespace)
+    kopf.run(
+        registry=handlers(cluster, options.namespace, options.poll_seconds),
+        settings=settings(),
+        standalone=True,
+        clusterwide=not options.namespace,
+        namespaces=options.namespace,
+        liveness_endpoint=options.liveness,
+    )

@@ -1,0 +1,113 @@
+"""One pass over one pool: read everything, make what is missing, ask the agents, write what has changed."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes.client.exceptions import ApiException
+
+from kvpool_operator.controller import metrics
+from kvpool_operator.controller.agents import Agents
+from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
+from kvpool_operator.desired.events import Event, member_events, pool_events
+from kvpool_operator.desired.objects import pool_objects
+from kvpool_operator.desired.ownership import judge, owned
+from kvpool_operator.desired.pods import living
+from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
+from kvpool_operator.desired.status import Observed, pool_status
+
+log = logging.getLogger("kvpool.controller")
+NOT_REFUSED = ("", "")
+
+
+class Reconciler:
+    """`once` may run for several pools at a time, for one pool never twice at once."""
+
+    def __init__(self, cluster: Cluster, agents: Agents) -> None:
+        self._cluster, self._agents = cluster, agents
+        self._told: dict[Key, set[str]] = {}  # Events of pods that stand as they are
+        self._pods: dict[Key, set[str]] = {}
+
+    async def once(self, key: Key) -> bool:
+        """Whether the pool is still there. Raises what the API server's client raises; the next pass repairs it."""
+        pool = await asyncio.to_thread(self._cluster.read_pool, key)
+        if pool is None:
+            self._forget(key)
+            return False
+        if pool["metadata"].get("deletionTimestamp"):
+            return True  # what it owns goes with it; making anything anew would be in the way
+        observed = await self._observe(key, pool)
+        metadata, before = pool["metadata"], pool.get("status")
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        after = pool_status(key[1], metadata["generation"], observed, before, now)
+        # Events come first: a controller that is killed between the two tells them again under the same names.
+        of_pods = member_events(*key, observed.members)
+        told = self._told.get(key, set())
+        await self._tell([e for e in of_pods if e.name not in told], now)
+        self._told[key] = {event.name for event in of_pods}
+        if after != before:
+            await self._tell(pool_events(metadata, before, after, observed.members), now)
+            await self._write_status(pool, after)
+        return True
+
+    async def _observe(self, key: Key, pool: Document) -> Observed:
+        invalid, refused = "", NOT_REFUSED
+        try:
+            wanted = read_stored_pool(pool)
+        except PoolError as error:
+            invalid = str(error)
+        else:
+            refused = await self._make_objects(wanted, pool["metadata"])
+        pods = living(await asyncio.to_thread(self._cluster.pods, key))
+        members = await self._agents.ask(pods)
+        for member in members:
+            if member.injected and member.expected:
+                metrics.ANSWERS.labels("silent" if member.status is None else "answered").inc()
+        self._pods[key] = {pod.uid for pod in pods}
+        self._agents.forget_all_but(set().union(*self._pods.values()))
+        return Observed(members, invalid, refused)
+
+    async def _make_objects(self, pool: KVCachePool, metadata: dict[str, Any]) -> tuple[str, str]:
+        """Why an object could not be made, as a reason and a sentence; nothing where all are there."""
+        for plain in pool_objects(pool):
+            wanted = owned(plain, metadata)
+            title = f"{wanted['kind']} {wanted['metadata']['name']}"
+            verdict = judge(await asyncio.to_thread(self._cluster.read, wanted), wanted)
+            if verdict == "another's":
+                return "NameTaken", (
+                    f"{title} is not this pool's and is left alone; delete or rename it, or give the pool another name"
+                )
+            if verdict == "make":
+                try:
+                    await asyncio.to_thread(self._cluster.apply, wanted)
+                except RefusedError as error:
+                    return "ObjectsRefused", f"{title} can't be made: {error}"
+                metrics.WRITES.labels(wanted["kind"]).inc()
+                log.info("%s/%s: applied", metadata["namespace"], title)
+        return NOT_REFUSED
+
+    async def _tell(self, events: list[Event], now: str) -> None:
+        """An Event that can't be written is logged: it must not keep a status from being written."""
+        for event in events:
+            log.info("%s: %s: %s", dict(event.regarding)["name"], event.reason, event.message)
+            create: Callable[[Document], bool] = self._cluster.create_event
+            try:
+                if await asyncio.to_thread(create, event.document(now)):
+                    metrics.WRITES.labels("Event").inc()
+            except ApiException as error:
+                log.warning("the Event can't be written: %s %s", error.status, error.reason)
+
+    async def _write_status(self, pool: Document, status: Document) -> None:
+        try:
+            await asyncio.to_thread(self._cluster.write_status, pool, status)
+        except ApiException as error:
+            if error.status not in (CONFLICT, 404):  # it has changed or gone since; the next pass sees it
+                raise
+        else:
+            metrics.WRITES.labels("status").inc()
+
+    def _forget(self, key: Key) -> None:
+        self._told.pop(key, None)
+        self._pods.pop(key, None)

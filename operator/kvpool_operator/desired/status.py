@@ -1,0 +1,259 @@
+"""The status of a pool: what its pods and their agents say, rounded, as conditions, counts and a phase.
+
+A function of the pool, of what was observed, of the status before and of the time; the time only dates a condition
+that changes. So a pass that saw nothing new yields the status that is there, and nothing is written: everything here
+is a count of members, a percentage or a word, never a figure that moves by itself.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from kvpool_contract.names import POOL_LABEL
+from kvpool_contract.reasons import explain
+from kvpool_contract.status import AgentStatus
+
+WARM, DEGRADED = "Ready(warm)", "Ready(degraded)"
+UNREACHABLE, NOT_INJECTED, NOTHING_TO_WARM = "agent_unreachable", "not_injected", "nothing_to_warm"
+FORMAT_DIGITS, MAX_FORMATS = 8, 16
+MAX_NAMED = 3
+MAX_MESSAGE = 2048
+
+Phase = Literal["Pending", "Ready", "Degraded"]
+ConditionType = Literal["ConfigValid", "AgentsReady", "CacheWarm", "Ready"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A living pod with the pool's label. `injected`: it has an agent, else `skipped` may say why not; `expected`:
+    its agent has run, so it should answer; `status`: its answer, or None and the `error`."""
+
+    name: str
+    uid: str
+    injected: bool = True
+    expected: bool = True
+    status: AgentStatus | None = None
+    error: str = ""
+    skipped: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.status is not None and self.status.state in (WARM, DEGRADED)
+
+    @property
+    def warm(self) -> bool:
+        return self.status is not None and self.status.state == WARM
+
+    @property
+    def reason(self) -> str:
+        """Why it is not, or not warm, what it should be: a word of the contract's table, or nothing."""
+        if not self.injected:
+            return self.skipped or NOT_INJECTED
+        if self.status is None:
+            return UNREACHABLE if self.expected else ""
+        return self.status.reason if self.status.state == DEGRADED else ""
+
+    @property
+    def needs_attention(self) -> bool:
+        """A person could do something about it. Nobody has to about a replica that found nothing to warm from."""
+        return self.reason not in ("", NOTHING_TO_WARM)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one pass found out. `invalid`: why the spec can't be used; `refused`: why an object of the pool could
+    not be made (a reason of the Ready condition, and a sentence)."""
+
+    members: Sequence[Member] = ()
+    invalid: str = ""
+    refused: tuple[str, str] = ("", "")
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    pass
+
+
+def _field(description: str, **bounds: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=description, **bounds)
+
+
+class Condition(_Part, frozen=True):
+    """One thing that holds or not."""
+
+    type: Annotated[ConditionType, _field("What it is about.")]
+    status: Annotated[Literal["True", "False", "Unknown"], _field("Whether it holds.")]
+    reason: Annotated[str, _field("A word for machines.", max_length=128)]
+    message: Annotated[str, _field("A sentence for people, with what to do.", max_length=4096)]
+    last_transition_time: Annotated[str, _field("When `status` last changed.", max_length=32)]
+    observed_generation: Annotated[int, _field("The generation of the pool that this was said of.")]
+
+
+class HitPercent(_Part, frozen=True):
+    """Of the prompt blocks of all finished requests since each agent's start, the part that was found."""
+
+    local: Annotated[int, _field("Found, and once computed by the same replica.", ge=0, le=100)]
+    shared: Annotated[int, _field("Found, and computed by another replica.", ge=0, le=100)]
+    total: Annotated[int, _field("Found, by whomever computed.", ge=0, le=100)]
+
+
+class FormatCount(_Part, frozen=True):
+    """Members of one format. Members share blocks within a format only."""
+
+    format: Annotated[str, _field("First digits of the format's fingerprint.", max_length=64)]
+    members: Annotated[int, _field("Members that have it.", ge=0)]
+
+
+class PoolStatus(_Part, frozen=True):
+    """The pool as it is seen. Counts and percentages are rounded, and written only when they change."""
+
+    observed_generation: Annotated[int, _field("The generation of the pool that this was said of.")]
+    phase: Annotated[
+        Phase,
+        _field(
+            "Pending: no member is ready yet. Ready: all is well, though members may still start or warm up. "
+            "Degraded: something needs a person; the Ready condition says what."
+        ),
+    ]
+    ready: Annotated[str, _field("Members whose agent is ready, of all members.", max_length=24)]
+    warm: Annotated[str, _field("Members that hold their hot set, of all members.", max_length=24)]
+    hit_percent: HitPercent | None = None
+    formats: Annotated[
+        list[FormatCount],
+        _field("Formats of the attached engines, the most frequent first.", max_length=MAX_FORMATS),
+    ] = []
+    conditions: Annotated[
+        list[Condition],
+        _field(
+            "ConfigValid: the spec is accepted. AgentsReady: every member's agent answers and is ready. CacheWarm: "
+            "every member holds its hot set. Ready: the phase is Ready.",
+            max_length=8,
+        ),
+    ] = []
+
+
+def pool_status(
+    name: str, generation: int, observed: Observed, before: Mapping[str, Any] | None, now: str
+) -> dict[str, Any]:
+    """The whole status, as it is written. before: the status that is there; now: RFC 3339, in UTC."""
+    members, total = observed.members, len(observed.members)
+    ready, warm = sum(m.ready for m in members), sum(m.warm for m in members)
+    agents = _agents(name, members)
+    overall = _overall(observed, agents, ready)
+    phase: Phase = "Ready" if overall[0] else "Pending" if overall[1] in _PENDING else "Degraded"
+    told: dict[ConditionType, _Verdict] = {
+        "ConfigValid": (not observed.invalid, "Invalid", observed.invalid)
+        if observed.invalid
+        else (True, "Accepted", "The spec is accepted."),
+        "AgentsReady": agents,
+        "CacheWarm": _warmth(name, members, warm),
+        "Ready": overall,
+    }
+    status = PoolStatus(
+        observed_generation=generation,
+        phase=phase,
+        ready=f"{ready}/{total}",
+        warm=f"{warm}/{total}",
+        hit_percent=_hits(members),
+        formats=_formats(members),
+        conditions=[_condition(kind, verdict, generation, before or {}, now) for kind, verdict in told.items()],
+    )
+    built: dict[str, Any] = msgspec.to_builtins(status)
+    return built
+
+
+_Verdict = tuple[bool, str, str]  # holds, reason, message
+_PENDING = ("NoMembers", "MembersStarting")
+
+
+def _agents(name: str, members: Sequence[Member]) -> _Verdict:
+    total = len(members)
+    if not members:
+        return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
+    if found := [m for m in members if not m.injected]:
+        return False, "NotInjected", f"{len(found)} of {total}: {_names(found)}. {_reasons(found)}"
+    if found := [m for m in members if m.reason == UNREACHABLE]:
+        errors = "; ".join(dict.fromkeys(m.error for m in found))
+        sentence = f"{len(found)} of {total}: {_names(found)} ({errors}). {explain(UNREACHABLE)}"
+        return False, "AgentsUnreachable", sentence
+    if waiting := [m for m in members if not m.ready]:
+        return False, "MembersStarting", f"{len(waiting)} of {total} start or warm up: {_names(waiting)}."
+    return True, "AllReady", f"{total} of {total} agents are ready."
+
+
+def _warmth(name: str, members: Sequence[Member], warm: int) -> _Verdict:
+    if not members:
+        return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
+    if warm == len(members):
+        return True, "AllWarm", f"{warm} of {warm} members hold their hot set."
+    cold = _reasons([m for m in members if not m.warm])
+    return False, "MembersCold", f"{warm} of {len(members)} members hold their hot set. {cold}"
+
+
+def _overall(observed: Observed, agents: _Verdict, ready: int) -> _Verdict:
+    if observed.invalid:
+        return False, "ConfigInvalid", observed.invalid
+    if observed.refused[0]:
+        return False, *observed.refused
+    if troubled := [m for m in observed.members if m.needs_attention]:
+        sentence = f"{len(troubled)} of {len(observed.members)}: {_names(troubled)}. {_reasons(troubled)}"
+        return False, "MembersDegraded", sentence
+    if not ready:
+        return False, agents[1], agents[2]
+    return True, "MembersReady", f"{ready} of {len(observed.members)} agents are ready."
+
+
+def _hits(members: Sequence[Member]) -> HitPercent | None:
+    answers = [m.status.hits for m in members if m.status is not None]
+    local, shared = sum(h.local_blocks for h in answers), sum(h.shared_blocks for h in answers)
+    asked = local + shared + sum(h.computed_blocks for h in answers)
+    if not asked:
+        return None
+    return HitPercent(
+        local=_percent(local, asked), shared=_percent(shared, asked), total=_percent(local + shared, asked)
+    )
+
+
+def _formats(members: Sequence[Member]) -> list[FormatCount]:
+    counts = Counter(m.status.format for m in members if m.status is not None and m.status.format)
+    return [FormatCount(format=f[:FORMAT_DIGITS], members=n) for f, n in _ranked(counts)[:MAX_FORMATS]]
+
+
+def _condition(
+    kind: ConditionType, verdict: _Verdict, generation: int, before: Mapping[str, Any], now: str
+) -> Condition:
+    holds, reason, message = verdict
+    status: Literal["True", "False"] = "True" if holds else "False"
+    last: Mapping[str, Any] = next((c for c in before.get("conditions") or [] if c.get("type") == kind), {})
+    same = last.get("status") == status and last.get("lastTransitionTime")
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…",
+        last_transition_time=last["lastTransitionTime"] if same else now,
+        observed_generation=generation,
+    )
+
+
+def _names(members: Sequence[Member]) -> str:
+    names = sorted(m.name for m in members)
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
+
+
+def _reasons(members: Sequence[Member]) -> str:
+    """How many of these members have each reason, and what it means."""
+    counts = Counter(m.reason for m in members)
+    return " ".join(f"{n} {explain(word) if word else 'still starting or warming.'}" for word, n in _ranked(counts))
+
+
+def _ranked(counts: "Counter[str]") -> list[tuple[str, int]]:
+    """The most frequent first, equal ones by name: an order that no pass changes."""
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def _percent(part: int, whole: int) -> int:
+    return (100 * part + whole // 2) // whole

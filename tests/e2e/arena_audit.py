@@ -1,0 +1,55 @@
+"""Asks a member for what it holds, as a member does, and compares every byte with what computing gives."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent_pool import Node
+from replica import LOOPBACK
+from standin_engine import HASH_BYTES, KEY_BYTES, block_bytes, engine_keys
+
+from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.store.tag import tag_of
+from kvpool_contract.names import block_key
+
+
+@dataclass
+class Audit:
+    """Blocks that came: right ones, those that a member would refuse by their tag, and wrong ones under a valid tag."""
+
+    right: int = 0
+    refused: int = 0
+    wrong: int = 0
+
+
+def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> Audit:
+    """All blocks of the prompts that the node holds. Raises PeerError."""
+    fingerprint = bytes.fromhex(node.status().format)
+    keys = list(dict.fromkeys(key for one in tokens for key in engine_keys(one)))
+    names = [block_key(key[:HASH_BYTES], int.from_bytes(key[HASH_BYTES:KEY_BYTES], "big"), fingerprint) for key in keys]
+    dialer = Dialer(Identity("demo", "probe", "1"))
+    found = Audit()
+
+    def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
+        data = bytearray(length)
+        read_into(memoryview(data))
+        if tag_of(names[index], memoryview(data)) != tag:
+            found.refused += 1
+        elif data == block_bytes(keys[index], row_bytes):
+            found.right += 1
+        else:
+            found.wrong += 1
+
+    address = f"{LOOPBACK}:{node.replica.peer_port}"
+    try:
+        dialer.fetch(address, fingerprint, names, "demand", time.monotonic() + 20, land)
+    finally:
+        dialer.close()
+    return found
+
+
+def held_by(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> int:
+    """How many blocks of the prompts the node has, all of them with the bytes that computing them gives."""
+    found = audit(node, tokens, row_bytes)
+    assert found == Audit(right=found.right)
+    return found.right

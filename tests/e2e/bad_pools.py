@@ -1,0 +1,123 @@
+"""Pools that nobody can use, each with the field that its refusal names and the words that say what to do.
+
+One table for the API server and for the strict types, so that neither takes what the other refuses. `admission` are
+words of the API server's refusal, `offline` the whole sentence of the command line and of the condition ConfigValid.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+NAME = "metadata.name"
+NO_NAME = (
+    "pool field metadata.name: {!r} can't name the pool's Service; use at most 56 lower-case letters, digits and "
+    "'-', a letter first and no '-' last"
+)
+QUANTITY = "is no quantity; write a number with a unit, such as 500Mi or 4Gi"
+UNKNOWN = "unknown field"
+
+
+@dataclass(frozen=True)
+class BadPool:
+    """`field`: its path; `spec` or `name`: what is wrong in an otherwise good pool."""
+
+    field: str
+    offline: str
+    admission: str
+    spec: dict[str, Any] = field(default_factory=dict)
+    name: str = "chat"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "kvpool.io/v1alpha1",
+            "kind": "KVCachePool",
+            "metadata": {"name": self.name, "namespace": "default"},
+            "spec": self.spec,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.spec or self.name}"[:60]
+
+
+def _at(path: str, value: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {}
+    part, names = spec, path.split(".")
+    for name in names[:-1]:
+        part = part.setdefault(name, {})
+    part[names[-1]] = value
+    return spec
+
+
+def _bad(path: str, value: Any, offline: str, admission: str) -> BadPool:
+    return BadPool(f"spec.{path}", f"pool field spec.{path}: {offline}", admission, _at(path, value))
+
+
+def _unknown(path: str, value: Any, known: str) -> BadPool:
+    where = ".".join(["spec", *path.split(".")[:-1]])
+    return _bad(path, value, f"this version does not know it; {where} has {known}", UNKNOWN)
+
+
+def _below(path: str, value: Any, count: int, least: int, text: str) -> BadPool:
+    return _bad(path, value, f"{count} bytes are below {least}; raise it", f"it is below {text}; raise it")
+
+
+def _wrong(path: str, value: Any, offline: str, admission: str) -> BadPool:
+    return _bad(path, value, f"{offline}; correct the value", admission)
+
+
+BAD_POOLS = [
+    *(
+        BadPool(NAME, NO_NAME.format(name), "use at most 56 lower-case letters, digits and '-'", name=name)
+        for name in ("a" * 57, "1chat", "a.b")
+    ),
+    _unknown("engin", {}, "engine, tiers, prewarm, readiness, loading, agent, paused"),
+    _unknown("tiers.disk", {"size": "1Gi"}, "memory"),
+    _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
+    _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
+    _bad("tiers.memory.size", "8GB", f"'8GB' {QUANTITY}", QUANTITY),
+    _bad("tiers.memory.size", "", f"'' {QUANTITY}", QUANTITY),
+    _bad("tiers.memory.size", "8 Gi", f"'8 Gi' {QUANTITY}", QUANTITY),
+    _bad("tiers.memory.size", "-8Gi", f"'-8Gi' {QUANTITY}", QUANTITY),
+    _bad("tiers.memory.size", True, f"True {QUANTITY}", "must be of type integer,string"),
+    _bad("tiers.memory.size", ["8Gi"], f"['8Gi'] {QUANTITY}", "must be of type integer,string"),
+    _below("tiers.memory.size", 1000, 1000, 2**20, "1Mi"),
+    _below("tiers.memory.size", "1023Ki", 1023 * 1024, 2**20, "1Mi"),
+    _below("engine.hostPool.size", "1k", 1000, 2**20, "1Mi"),
+    _bad("engine.hostPool.size", "4gib", f"'4gib' {QUANTITY}", QUANTITY),
+    _bad("prewarm.maxBytes", "2 GB", f"'2 GB' {QUANTITY}", QUANTITY),
+    _below("prewarm.maxBytesPerSecond", 0, 0, 1, "1"),
+    _wrong("prewarm.maxStreams", 0, "expected `int` >= 1", "should be greater than or equal to 1"),
+    _wrong("prewarm.maxStreams", 257, "expected `int` <= 256", "should be less than or equal to 256"),
+    _wrong("engine.port", 0, "expected `int` >= 1", "should be greater than or equal to 1"),
+    _wrong("engine.port", 65536, "expected `int` <= 65535", "should be less than or equal to 65535"),
+    _wrong("engine.port", "8000", "expected `int`, got `str`", "must be of type integer"),
+    _wrong("engine.container", "c" * 64, "expected `str` of length <= 63", "may not be more than 63 bytes"),
+    _wrong("engine.blockTokens", 8, "expected `int` >= 16", "should be greater than or equal to 16"),
+    _wrong("engine.allowUntested", "yes", "expected `bool`, got `str`", "must be of type boolean"),
+    _wrong("readiness.targetPercent", 0, "expected `int` >= 1", "should be greater than or equal to 1"),
+    _wrong("readiness.targetPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),
+    _wrong("readiness.targetPercent", "95", "expected `int`, got `str`", "must be of type integer"),
+    _wrong("readiness.deadlineSeconds", -1, "expected `float` >= 0.0", "should be greater than or equal to 0"),
+    _wrong("readiness.attachGraceSeconds", 86401, "expected `float` <= 86400.0", "less than or equal to 86400"),
+    _wrong("loading.deadlineSeconds", 0.01, "expected `float` >= 0.05", "should be greater than or equal to 0.05"),
+    _wrong("loading.deadlineSeconds", 3601, "expected `float` <= 3600.0", "should be less than or equal to 3600"),
+    _wrong("agent.image", "i" * 513, "expected `str` of length <= 512", "may not be more than 512 bytes"),
+    BadPool(
+        "spec.agent.resources.limits",
+        f"pool field spec.agent.resources.limits.cpu: 'two' {QUANTITY}",
+        QUANTITY,
+        _at("agent.resources.limits.cpu", "two"),
+    ),
+    _wrong(
+        "agent.resources.limits",
+        {f"r{n}": 1 for n in range(17)},
+        "expected `object` of length <= 16",
+        "must have at most 16 items",
+    ),
+    BadPool(
+        "spec.agent.resources",
+        "pool field spec.agent.resources.requests.cpu: 2 is above its limit of 1500m; lower it or raise the limit",
+        "a request is above its limit; lower it or raise the limit",
+        _at("agent.resources", {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}),
+    ),
+    _wrong("prewarm", "none", "expected `object`, got `str`", "must be of type object"),
+]

@@ -1,0 +1,72 @@
+"""The pool's definition on a real API server: what it refuses, what it fills in, and what it prints."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from bad_pools import BAD_POOLS, BadPool
+from kubernetes.client import ApiException
+
+from cluster.kube import Kube, wait_for
+
+GOOD = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "good"}}
+
+
+@pytest.fixture(scope="module")
+def pools(kube: Kube) -> Iterator[Kube]:
+    """The namespace, once the API server knows pools."""
+    kube.install_crd()
+    yield kube
+    kube.kubectl("delete", "kvp", "--all")
+
+
+def refusal(kube: Kube, bad: BadPool) -> str:
+    with pytest.raises(ApiException) as refused:
+        kube.create_pool(bad.document(), dry_run="All")
+    message: str = json.loads(refused.value.body)["message"]
+    return message
+
+
+@pytest.mark.parametrize("bad", BAD_POOLS, ids=str)
+def test_a_bad_pool_is_refused_with_field_and_fix(pools: Kube, bad: BadPool) -> None:
+    message = refusal(pools, bad)
+    assert bad.field in message and bad.admission in message, message
+
+
+def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(pools: Kube) -> None:
+    taken = pools.create_pool(GOOD, dry_run="All")
+    assert taken["spec"] == {
+        "engine": {
+            "container": "",
+            "port": 8000,
+            "hostPool": {"size": "4Gi"},
+            "blockTokens": 256,
+            "allowUntested": False,
+        },
+        "tiers": {"memory": {"size": "8Gi"}},
+        "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4},
+        "readiness": {"targetPercent": 95, "deadlineSeconds": 240, "attachGraceSeconds": 30},
+        "loading": {"deadlineSeconds": 10},
+        "agent": {"image": "", "resources": {"requests": {}, "limits": {}}},
+    }
+
+
+@pytest.mark.parametrize("size", ["1Mi", 1048576, "1.5Gi", ".5Gi", "1e9", "100000000000m", "2Ti"])
+def test_every_spelling_of_a_quantity_is_taken(pools: Kube, size: object) -> None:
+    taken = pools.create_pool(GOOD | {"spec": {"tiers": {"memory": {"size": size}}}}, dry_run="All")
+    assert taken["spec"]["tiers"]["memory"]["size"] == size
+
+
+def test_it_is_explained_and_printed(pools: Kube) -> None:
+    explained = " ".join(pools.kubectl("explain", "kvp.spec.prewarm").stdout.split())
+    for sentence in (
+        "fetched from other replicas before the pod turns ready.",
+        "Bytes per second that a newcomer fetches at most, from all sources together. A change is for new pods only.",
+    ):
+        assert sentence in explained
+    pools.create_pool(GOOD)
+
+    def printed() -> list[str]:
+        return pools.kubectl("get", "kvp").stdout.split("\n")
+
+    assert wait_for("the pool", printed, 10)[0].split() == ["NAME", "PHASE", "READY", "WARM", "HIT", "AGE"]

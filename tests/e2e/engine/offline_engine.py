@@ -1,0 +1,72 @@
+"""A real engine in one process, without HTTP, that does what it is told line by line on its standard input.
+
+offline_engine.py OPTIONS (JSON for vllm.LLM). Run by the engine's interpreter. Each answer is one line with JSON on the
+descriptor that was standard output at the start; what the engine prints goes to standard error.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+ANSWERS = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+
+SOURCES = {"device": "device", "host": "host", "p2p": "pool"}
+
+
+def tokens_by_source(engine: LLM) -> dict[str, int]:
+    counts = {"computed": 0, "device": 0, "host": 0, "pool": 0}
+    for metric in engine.get_metrics():
+        source = metric.labels.get("source", "")
+        if metric.name == "vllm:prompt_tokens_by_source" and source == "local_compute":
+            counts["computed"] += int(metric.value)
+        elif metric.name == "vllm:prompt_tokens_cached_by_source" and source in SOURCES:
+            counts[SOURCES[source]] += int(metric.value)
+    return counts
+
+
+def ask(engine: LLM, tokens: list[int], salt: str = "", adapter: list[Any] | None = None) -> dict[str, Any]:
+    before = tokens_by_source(engine)
+    prompt: dict[str, Any] = {"prompt_token_ids": tokens, **({"cache_salt": salt} if salt else {})}
+    wanted = SamplingParams(temperature=0, max_tokens=8, logprobs=5, ignore_eos=True, detokenize=False)
+    (answer,) = engine.generate(
+        [prompt], wanted, use_tqdm=False, lora_request=LoRARequest(*adapter) if adapter else None
+    )
+    (one,) = answer.outputs
+    after = tokens_by_source(engine)
+    chances = [sorted((token, entry.logprob) for token, entry in place.items()) for place in one.logprobs]
+    return {"tokens": {k: after[k] - before[k] for k in after}, "answer": [list(one.token_ids), chances]}
+
+
+def do(engine: LLM, what: str, **arguments: Any) -> Any:
+    match what:
+        case "ask":
+            return ask(engine, **arguments)
+        case "reset":
+            return engine.reset_prefix_cache(reset_connector=arguments["external"])
+        case "sleep":
+            return engine.sleep(arguments["level"])
+        case "wake":
+            return engine.wake_up()
+        case "call":
+            engine.collective_rpc(arguments["method"], kwargs=arguments["arguments"])
+            return None
+        case "version":
+            return engine.llm_engine.set_weight_version(arguments["version"])
+    raise ValueError(what)
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    engine = LLM(**options)
+    print(json.dumps("ready"), file=ANSWERS, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(do(engine, **json.loads(line))), file=ANSWERS, flush=True)
+
+
+if __name__ == "__main__":
+    main()

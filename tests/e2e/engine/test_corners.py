@@ -1,0 +1,219 @@
+"""What two requests may not share, and what an engine may share no more: salts, adapters, weights that have changed.
+
+The engines are real, one process each, without an HTTP server, so they can't be probed and share by their fields.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.measured import BLOCK, by_source, settle
+from engine.measured import prompt as long_prompt
+from engine.offline import OfflineEngine
+from replica import MIB, Pool, Replica, Tools, wait_for
+
+MAKE = Path(__file__).parent / "make_small_model.py"
+LENGTH = 2 * BLOCK + 5
+COMPUTED = by_source(computed=LENGTH)
+LOADED = by_source(pool=2 * BLOCK, computed=5)
+
+
+def prompt(seed: int) -> list[int]:
+    return [token % 2000 + 10 for token in long_prompt(seed, LENGTH)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A replica's agent and its engine."""
+
+    replica: Replica
+    engine: OfflineEngine
+
+    def field(self, name: str) -> Any:
+        return self.replica.status()["format_fields"].get(name)
+
+    def forget(self) -> None:
+        """Empties what the engine itself holds."""
+        assert self.engine.do("reset", external=True)
+
+    def until_sees(self, other: "Place") -> None:
+        def sees() -> bool:
+            now = other.replica.status()
+            return any(
+                (peer["live"], peer["format"], peer["blocks"]) == (True, now["format"], now["arena"]["blocks"])
+                for peer in self.replica.status()["peers"]
+            )
+
+        wait_for(f"{self.replica.name} sees {other.replica.name}", sees, 20)
+
+
+@pytest.fixture(scope="module")
+def models(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of one shape with different weights."""
+    folders = [tmp_path_factory.mktemp("models") / f"m{seed}" for seed in range(2)]
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1")
+    for seed, folder in enumerate(folders):
+        command = [str(tools.engine_python), str(MAKE), str(folder), str(seed)]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def pool(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    made = Pool(tools, tmp_path_factory.mktemp("pool"), host_pool_bytes=32 * MIB, agent={"arenaBytes": 64 * MIB})
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def places(pool: Pool, models: list[Path]) -> Iterator[list[Place]]:
+    """A and B with adapters, and C, which looks drafts up in the prompt."""
+    lookup = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    options: dict[str, dict[str, Any]] = {
+        "A": {"enable_lora": True, "max_lora_rank": 8},
+        "B": {"enable_lora": True, "max_lora_rank": 8},
+        "C": {"speculative_config": lookup},
+        "D": {},
+    }
+    replicas = [pool.replica(name) for name in options]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(Replica.start_agent, replicas))
+    made = [Place(r, OfflineEngine(r, models[0], **options[r.name])) for r in replicas]
+    try:
+        for place in made:
+            place.engine.until_ready()
+        yield made
+    finally:
+        for place in made:
+            place.engine.close()
+
+
+def test_requests_of_different_salts_share_nothing_and_of_one_salt_everything(places: list[Place]) -> None:
+    a, b = places[:2]
+    tokens = prompt(1)
+    first = a.engine.ask(tokens, salt="x")
+    assert first.tokens == COMPUTED
+    b.until_sees(a)
+    for salt in ("y", ""):
+        other = b.engine.ask(tokens, salt=salt)
+        assert (other.tokens, other.answer) == (COMPUTED, first.answer)
+    assert b.engine.ask(tokens, salt="x") == type(first)(LOADED, first.answer)
+    assert b.replica.status()["probe"]["state"] == "not_run"
+
+
+def test_adapters_are_known_by_their_content_and_not_by_name_and_path(
+    places: list[Place], models: list[Path], tmp_path: Path
+) -> None:
+    a, b = places[:2]
+    tokens, adapter = prompt(2), tmp_path / "adapter"
+
+    def put(number: int) -> None:
+        shutil.rmtree(adapter, ignore_errors=True)
+        shutil.copytree(models[0] / f"adapter-{number}", adapter)
+
+    plain = a.engine.ask(tokens)
+    put(0)
+    first = a.engine.ask(tokens, adapter=["name", 1, str(adapter)])
+    b.until_sees(a)
+    put(1)
+    other = b.engine.ask(tokens, adapter=["name", 1, str(adapter)])
+    assert [answer.tokens for answer in (plain, first, other)] == [COMPUTED] * 3
+    assert len({repr(answer.answer) for answer in (plain, first, other)}) == 3
+    # with the same content, the same blocks; and without an adapter, those of requests without one
+    put(0)
+    assert b.engine.ask(tokens, adapter=["name", 2, str(adapter)]) == type(first)(LOADED, first.answer)
+    assert b.engine.ask(tokens) == type(first)(LOADED, plain.answer)
+
+
+def test_resets_are_survived_and_sharing_goes_on(places: list[Place]) -> None:
+    a, b = places[:2]
+    tokens = prompt(3)
+    first = a.engine.ask(tokens)
+    assert a.engine.do("reset", external=False)
+    host = a.engine.ask(tokens)
+    assert (host.tokens, host.answer) == (by_source(host=2 * BLOCK, computed=5), first.answer)
+    a.forget()
+    assert a.engine.ask(tokens) == type(first)(LOADED, first.answer)
+    b.until_sees(a)
+    assert b.engine.ask(tokens) == type(first)(LOADED, first.answer)
+
+
+def test_an_engine_that_looks_drafts_up_in_the_prompt_shares_with_one_that_does_not_draft(places: list[Place]) -> None:
+    c, d = places[2:]
+    tokens = prompt(4)
+    first = d.engine.ask(tokens)
+    assert first.tokens == COMPUTED
+    c.until_sees(d)
+    drafting = c.engine.ask(tokens)
+    assert (drafting.tokens, drafting.answer[0]) == (LOADED, first.answer[0])
+    back = prompt(5)
+    first = c.engine.ask(back)
+    d.until_sees(c)
+    plain = d.engine.ask(back)
+    assert (plain.tokens, plain.answer[0]) == (LOADED, first.answer[0])
+
+
+def test_a_sleep_that_keeps_the_weights_changes_nothing_and_one_that_drops_them_ends_sharing(
+    places: list[Place],
+) -> None:
+    c, d = places[2:]
+    tokens = prompt(6)
+    first = d.engine.ask(tokens)
+    before = d.replica.status()
+    d.engine.do("sleep", level=1)
+    d.engine.do("wake")
+    again = d.engine.ask(tokens)
+    assert again.answer == first.answer
+    assert again.tokens["computed"] == 5
+    after = d.replica.status()
+    assert (after["format"], after["incarnation"]) == (before["format"], before["incarnation"])
+    c.until_sees(d)
+    assert c.engine.ask(tokens).tokens == LOADED
+    c.engine.do("sleep", level=2)
+    c.engine.do("wake")
+    # not even what the engine itself has kept is taken for the new weights' own
+    assert c.engine.ask(tokens).tokens == COMPUTED
+    wait_for("another format", lambda: c.field("weights_epoch") not in ("", None), 20)
+
+
+def test_new_weights_in_place_load_and_publish_nothing_of_the_old_ones_and_share_under_their_version(
+    places: list[Place], models: list[Path]
+) -> None:
+    a, b = places[:2]
+    tokens = prompt(7)
+    old = a.engine.ask(tokens)
+    before = settle(a.replica)
+    assert before["arena"]["blocks"] > 2
+
+    def update(place: Place) -> None:
+        place.engine.do("call", method="reload_weights", arguments={"weights_path": str(models[1])})
+
+    update(a)
+    new = a.engine.ask(tokens)
+    assert new.tokens == COMPUTED
+    assert new.answer != old.answer
+    wait_for("a format without a common name", lambda: len(a.field("weights_epoch") or "") == 32, 20)
+    # the old weights' blocks are still b's, and not a's any more
+    b.until_sees(a)
+    assert b.engine.ask(tokens).answer == old.answer
+    assert b.field("weights_epoch") == ""
+    # both at the same version
+    a.engine.do("version", version="2")
+    update(b)
+    b.engine.do("version", version="2")
+    assert a.engine.ask(tokens) == type(new)(COMPUTED, new.answer)
+    assert b.engine.ask(prompt(9)).tokens == COMPUTED
+    for place in (a, b):
+        wait_for("the version's format", lambda place=place: place.field("weights_epoch") == "v:2", 20)
+    assert a.replica.status()["format"] == b.replica.status()["format"] != before["format"]
+    # what they computed before their agents had made way is offered again with the next request
+    assert a.engine.ask(tokens) == type(new)(by_source(device=2 * BLOCK, computed=5), new.answer)
+    wait_for("two blocks", lambda: a.replica.status()["arena"]["blocks"] == 2, 20)
+    b.until_sees(a)
+    assert b.engine.ask(tokens) == type(new)(LOADED, new.answer)
