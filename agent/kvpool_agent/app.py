@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from kvpool_agent.account import Account
+from kvpool_agent.configuration import Configuration
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.homes import Homes
@@ -21,10 +22,12 @@ from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
+from kvpool_agent.flows.reading import Reading
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.flows.warmup import WarmupFlow
@@ -34,11 +37,12 @@ from kvpool_agent.observe.http import application
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.difference import differences
+from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Limits, Readiness
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
 from kvpool_contract import status as contract
-from kvpool_contract.config import Decoded
+from kvpool_contract.config import AgentConfig
 from kvpool_contract.names import ENGINE_SOCKET
 
 log = logging.getLogger("kvpool.agent")
@@ -48,7 +52,8 @@ TICK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Place:
-    """Where this worker runs: addresses, folder, and what the supervisor told it."""
+    """Where this worker runs: addresses, folder, what the supervisor told it; the hash of its pod's template, empty
+    where it is not known."""
 
     bind: str
     peer_port: int
@@ -58,20 +63,22 @@ class Place:
     restarted: bool
     latched: bool
     last_beat: Beat
+    template: str = ""
 
 
 class Agent:
     """One worker. `run` ends when `stop` is called or the format has changed."""
 
-    def __init__(self, decoded: Decoded, place: Place, memory: ArenaMemory, beat: Callable[[Beat], None]) -> None:
+    def __init__(
+        self, configuration: Configuration, place: Place, memory: ArenaMemory, beat: Callable[[Beat], None]
+    ) -> None:
         """beat: tells the supervisor that the worker lives, and how it is."""
-        config = decoded.config
-        self._decoded, self._place, self._beat = decoded, place, beat
-        self._identity = Identity(config.pool, place.member, secrets.token_hex(8))
+        config = configuration.config
+        self._configuration, self._place, self._beat = configuration, place, beat
+        self._identity = Identity(config.pool, place.member, secrets.token_hex(8), place.template)
         self._account = Account()
-        limits = Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)
         last = (place.last_beat.state, place.last_beat.reason)
-        self._readiness = Readiness(limits, time.monotonic(), latched=place.latched, last=last)
+        self._readiness = Readiness(_limits(config), time.monotonic(), latched=place.latched, last=last)
         self._readiness_lock = threading.Lock()
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
@@ -97,7 +104,7 @@ class Agent:
             lambda: self._probe.withdrawn,
         )
         self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
-        self._fetcher = Fetcher(self._dialer, self._breakers, self._account)
+        self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes)
         self._probe = ProbeFlow(
             config.engine.port,
             self._members,
@@ -115,8 +122,7 @@ class Agent:
         )
         self._store = StoreFlow(self._account)
         self._warmup = WarmupFlow(
-            config.prewarm,
-            config.readiness,
+            lambda: configuration.config,
             self._members,
             self._dialer,
             self._fetcher,
@@ -124,13 +130,33 @@ class Agent:
             self._account,
         )
         self._warming = False
-        source = OwnBlocks(self._identity, self._slabs, self._account, lambda: self._readiness.state, self._probe)
+        self._early: EarlyWarmup | None = None
+        # in a pod that was ready the engine is there and attaches again by itself
+        if place.template and not place.latched and not place.last_beat.disproved:
+            self._early = EarlyWarmup(
+                place.template,
+                self._slabs,
+                self._members,
+                self._dialer,
+                self._breakers,
+                self._warmup,
+                self._account,
+            )
+        self._disproved, self._discarded = place.last_beat.disproved, 0
+        if place.last_beat.discarded:
+            self._account.count("warm_discarded_bytes", place.last_beat.discarded)
+            self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
+        reading = Reading(self._account, self._purposes)
+        source = OwnBlocks(self._identity, self._slabs, reading, lambda: self._readiness.state, self._probe)
         directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
-        self._peers = PeerServer(place.bind, place.peer_port, source, directory)
+        self._peers = PeerServer(
+            place.bind, place.peer_port, source, directory, purposes=self._purposes, count=self._account.count
+        )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         hooks = Hooks(self._attached, self._bare, self._other_format)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
+        self._config_hash = configuration.in_force.hash
         self._started_at = contract.now()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,7 +175,13 @@ class Agent:
         if self._place.restarted:
             self._account.event("restarted")
             threading.Thread(target=self._recover, name="kvpool-recover", daemon=True).start()
-        watch = asyncio.create_task(self._engine.run())
+        if self._early is not None:
+            self._early.start()
+        self._reconfigured()
+        tasks = [
+            asyncio.create_task(self._engine.run()),
+            asyncio.create_task(self._configuration.follow(self._reconfigured)),
+        ]
         try:
             while not self._stopping.is_set():
                 with self._readiness_lock:
@@ -164,7 +196,8 @@ class Agent:
                 except TimeoutError:
                     continue
         finally:
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
             self._engine_port.close()
             self._peers.close()
             self._announcer.close()
@@ -180,6 +213,26 @@ class Agent:
         """Ends `run`; any thread may call."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def _reconfigured(self) -> None:
+        """Takes over what is live in the configuration; what was said before is not told again."""
+        config, told = self._configuration.config, self._configuration.in_force
+        if told.problem:
+            self._account.event("config_invalid", problem=told.problem)
+        elif told.hash != self._config_hash:
+            self._account.event("config_in_force", hash=told.hash, generation=told.generation)
+        self._config_hash = told.hash
+        if config.loading.deadlineSeconds != self._lookup.load_seconds:
+            self._handler.load_within(config.loading.deadlineSeconds)
+        if config.paused != self._lookup.paused:
+            self._account.event("paused" if config.paused else "unpaused")
+        self._lookup.paused = self._store.paused = config.paused
+        self._change(lambda readiness: readiness.limit(_limits(config)))
+        self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
+
+    def _purposes(self) -> Purposes:
+        config = self._configuration.config
+        return purposes(config.prewarm, config.loading)
 
     # -- what happens to the state -------------------------------------------------------------------
 
@@ -200,7 +253,8 @@ class Agent:
         with self._readiness_lock:
             readiness = self._readiness
             blocks = len(slab.arena) if slab is not None else 0
-            return Beat(readiness.ready, readiness.state, readiness.reason, blocks, *self._probe.verdict())
+            engine, probe = self._probe.verdict()
+            return Beat(readiness.ready, *readiness.lasting, blocks, engine, probe, self._disproved, self._discarded)
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0
@@ -214,8 +268,9 @@ class Agent:
         self._change(lambda readiness: readiness.attached(time.monotonic()))
         with self._readiness_lock:
             first, self._warming = not self._warming, True
-        if first:
-            self._warmup.start(slab, self._warmed)
+        if first and not (self._early is not None and self._early.attached(slab, self._warmed)):
+            began = time.monotonic()
+            self._warmup.start(slab, self._warmed, lambda: began)
 
     def _warmed(self, reason: str) -> None:
         if self._probe.withdrawn:
@@ -223,10 +278,15 @@ class Agent:
         self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
 
     def _bare(self, reason: str) -> None:
+        if self._early is not None:
+            self._early.stop()
         self._change(lambda readiness: readiness.bare(reason, time.monotonic()))
 
     def _other_format(self) -> None:
         log.info("an engine of another format has come; the worker starts anew for it")
+        if self._early is not None and not self._handler.attaches:
+            self._disproved, self._discarded = self._early.unproved()
+            self._beat(self._state_now())  # the next worker tells it
         self.stop()
 
     def _gone(self, address: str) -> None:
@@ -282,10 +342,11 @@ class Agent:
             counters=self._account.counters,
             directory=contract.Directory(len(self._entries), self._entries.holders, self._members.learnt),
             peers=[self._peer(member) for member in self._members.all()],
-            unknown_config_fields=list(self._decoded.unknown_fields),
+            unknown_config_fields=list(self._configuration.unknown_fields),
             started_at=self._started_at,
             events=events,
             probe=self._probe.snapshot(),
+            config=self._configuration.in_force,
         )
 
     def _peer(self, member: Member) -> contract.Peer:
@@ -304,3 +365,7 @@ class Agent:
             failures=failures,
             differences=differences(slab.fields, member.fields) if slab is not None and member.fields else [],
         )
+
+
+def _limits(config: AgentConfig) -> Limits:
+    return Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)

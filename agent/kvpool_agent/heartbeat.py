@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 @dataclass(frozen=True)
 class Beat:
     """ready: the pod may take traffic. state, reason: as in the status. blocks: held in the arena. engine, probe: the
-    engine that was attached and what its probe has shown."""
+    engine that was attached and what its probe has shown. disproved: a format (hex) that was expected and that the
+    engine turned out not to have; discarded: bytes fetched for it in vain, told once."""
 
     ready: bool
     state: str = ""
@@ -18,6 +19,8 @@ class Beat:
     blocks: int = 0
     engine: str = ""
     probe: str = ""
+    disproved: str = ""
+    discarded: int = 0
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -31,7 +34,16 @@ class Beat:
             found = {}
         if not isinstance(found, dict):
             found = {}
-        blocks = found.get("blocks")
-        texts = (found.get(name) for name in ("state", "reason", "engine", "probe"))
-        state, reason, engine, probe = (text if isinstance(text, str) else "" for text in texts)
-        return cls(found.get("ready") is True, state, reason, blocks if isinstance(blocks, int) else 0, engine, probe)
+        blocks, discarded = (found.get(name) for name in ("blocks", "discarded"))
+        texts = (found.get(name) for name in ("state", "reason", "engine", "probe", "disproved"))
+        state, reason, engine, probe, disproved = (text if isinstance(text, str) else "" for text in texts)
+        return cls(
+            found.get("ready") is True,
+            state,
+            reason,
+            blocks if isinstance(blocks, int) else 0,
+            engine,
+            probe,
+            disproved,
+            discarded if isinstance(discarded, int) else 0,
+        )

@@ -121,6 +121,7 @@ class Supervisor:
         self._options = options
         self._probes = probes
         self._arena = os.memfd_create("kvpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._config = os.memfd_create("kvpool-config", os.MFD_CLOEXEC)  # what the last worker had in force
         self._member = os.environ.get("KVPOOL_MEMBER_UID") or f"local-{secrets.token_hex(4)}"
         self._stopping = False
         self._worker: subprocess.Popen[bytes] | None = None
@@ -159,7 +160,7 @@ class Supervisor:
             "--config", str(self._options.config), "--run-dir", str(self._options.run_dir),
             "--bind", self._options.bind, "--peer-port", str(self._options.peer_port),
             "--worker-port", str(self._options.worker_port), "--member", self._member,
-            "--arena-fd", str(self._arena), "--beat-fd", str(writing),
+            "--arena-fd", str(self._arena), "--config-fd", str(self._config), "--beat-fd", str(writing),
             *(["--restarted"] if self._starts else []), *(["--latched"] if self._probes.latched else []),
             "--last-beat", self._last_beat,
         ]  # fmt: skip
@@ -167,9 +168,8 @@ class Supervisor:
         # by default the C library gives threads eight heaps for each core: hundreds of MiB on a large node
         environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
         try:
-            self._worker = subprocess.Popen(
-                command, pass_fds=(self._arena, writing), stdin=subprocess.DEVNULL, env=environment
-            )
+            passed = (self._arena, self._config, writing)
+            self._worker = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=environment)
         finally:
             os.close(writing)
         try:

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 from kvpool_agent.app import Agent, Place
+from kvpool_agent.configuration import Configuration
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.store.memory import ArenaMemory
-from kvpool_contract.config import ConfigError, decode_config
+from kvpool_contract.config import ConfigError
+from kvpool_contract.names import TEMPLATE_VARIABLE
 
 log = logging.getLogger("kvpool.agent")
 
@@ -25,6 +27,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--worker-port", type=int, required=True)
     parser.add_argument("--member", required=True)
     parser.add_argument("--arena-fd", type=int, required=True, help="memory file that the supervisor holds")
+    parser.add_argument("--config-fd", type=int, required=True, help="memory file for the configuration in force")
     parser.add_argument("--beat-fd", type=int, required=True, help="pipe to the supervisor")
     parser.add_argument("--restarted", action="store_true")
     parser.add_argument("--latched", action="store_true")
@@ -33,10 +36,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    decoded = decode_config(options.config.read_bytes())
-    if decoded.unknown_fields:
-        log.warning("configuration fields that this version does not know: %s", ", ".join(decoded.unknown_fields))
-    memory = ArenaMemory(options.arena_fd, decoded.config.arenaBytes)
+    configuration = Configuration(options.config, options.config_fd)
+    if configuration.unknown_fields:
+        log.warning("configuration fields that this version does not know: %s", ", ".join(configuration.unknown_fields))
+    memory = ArenaMemory(options.arena_fd, configuration.config.arenaBytes)
     place = Place(
         options.bind,
         options.peer_port,
@@ -46,12 +49,13 @@ async def serve(options: argparse.Namespace) -> None:
         options.restarted,
         options.latched,
         Beat.decode(options.last_beat),
+        os.environ.get(TEMPLATE_VARIABLE, ""),
     )
 
     def beat(beat: Beat) -> None:
         os.write(options.beat_fd, beat.encode().encode() + b"\n")
 
-    agent = Agent(decoded, place, memory, beat)
+    agent = Agent(configuration, place, memory, beat)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)

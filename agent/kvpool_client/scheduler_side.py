@@ -90,14 +90,19 @@ class SchedulerSide:
     # -- the session's thread ------------------------------------------------------------------------
 
     def on_attached(self, attached: session.Attached) -> None:
-        self._plans.load_deadline = attached.load_seconds + 0.5  # the agent's own deadline comes first
+        self._wait_for_plans(attached.load_seconds)
         self._offers.unconfirmed(time.monotonic())
+
+    def _wait_for_plans(self, load_seconds: float) -> None:
+        self._plans.load_deadline = load_seconds + 0.5  # the agent's own deadline comes first
 
     def on_event(self, frame: wire.Frame) -> None:
         if frame.verb == "copied":
             self._copied(int(frame.header["job"]), bool(frame.header["whole"]), int(frame.header["stored"]))
         elif frame.verb == "plan":
             self._inbox.append((int(frame.header["plan"]), tuple(int(i) for i in frame.header["hits"])))
+        elif frame.verb == "limits":
+            self._wait_for_plans(float(frame.header["load_seconds"]))
 
     def on_lost(self) -> None:
         self._inbox.append(None)

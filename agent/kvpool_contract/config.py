@@ -1,10 +1,12 @@
 """An agent's configuration: one JSON document, versioned, made by the operator or by hand.
 
 A field that this version does not know is ignored and counted, since an operator may be newer than its agents; a
-field of the wrong kind is refused with one sentence that names it.
+field of the wrong kind is refused with one sentence that names it. Some fields are live: a running agent takes them
+over. What the others shape (the arena's memory, the addresses) is made once, so they hold for new pods.
 """
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,8 @@ import msgspec
 
 VERSION = 1
 MIB = 2**20
+DIGEST_DIGITS = 12
+LIVE_FIELDS = ("prewarm", "readiness", "loading", "paused", "generation")
 
 
 class ConfigError(ValueError):
@@ -40,11 +44,13 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Prewarm:
-    """Bounds of the warm-up of a newcomer: bytes in all, bytes per second, streams at a time."""
+    """Bounds of the warm-up of a newcomer: bytes in all, bytes per second, streams at a time; and of a source, to all
+    newcomers together: the same bytes per second, `sourceMaxStreams` at a time."""
 
     maxBytes: int = 2048 * MIB  # noqa: N815
     maxBytesPerSecond: int = 500 * MIB  # noqa: N815
     maxStreams: int = 4  # noqa: N815
+    sourceMaxStreams: int = 2  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +65,17 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """`deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest computed."""
+    """`deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest computed.
+    `maxBytesPerSecond`: what this agent takes in for requests, and what it gives to those of others; 0: no bound."""
 
     deadlineSeconds: float = 10.0  # noqa: N815
+    maxBytesPerSecond: int = 0  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """Everything that an agent is told. `arenaBytes` is a hard limit."""
+    """Everything that an agent is told. `arenaBytes` is a hard limit. `paused`: nothing is loaded nor stored, and the
+    agent is ready at once. `generation`: of the object that the document was made from, for whoever wrote it."""
 
     version: int
     pool: str
@@ -76,6 +85,8 @@ class AgentConfig:
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)
     loading: Loading = field(default_factory=Loading)
+    paused: bool = False
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,29 @@ def encode_config(config: AgentConfig) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
+def digest_of(document: bytes) -> str:
+    """Names a document: an agent shows it, and whoever wrote the document compares."""
+    return hashlib.sha256(document).hexdigest()[:DIGEST_DIGITS]
+
+
+def take_over(now: AgentConfig, found: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
+    """What a running agent makes of a changed configuration: the one that is in force from now on, and the paths of
+    the changed fields that hold for new pods alone."""
+    in_force = dataclasses.replace(now, **{name: getattr(found, name) for name in LIVE_FIELDS})
+    return in_force, tuple(_changed(in_force, found, ""))
+
+
+def _changed(now: Any, found: Any, path: str) -> list[str]:
+    differing: list[str] = []
+    for one in dataclasses.fields(now):
+        before, after = getattr(now, one.name), getattr(found, one.name)
+        if dataclasses.is_dataclass(before):
+            differing += _changed(before, after, f"{path}{one.name}.")
+        elif before != after:
+            differing.append(path + one.name)
+    return differing
+
+
 def _check(config: AgentConfig) -> None:
     def at_least(path: str, value: float, least: float) -> None:
         if value < least:
@@ -127,10 +161,12 @@ def _check(config: AgentConfig) -> None:
     at_least("prewarm.maxBytes", config.prewarm.maxBytes, 0)
     at_least("prewarm.maxBytesPerSecond", config.prewarm.maxBytesPerSecond, 1)
     at_least("prewarm.maxStreams", config.prewarm.maxStreams, 1)
+    at_least("prewarm.sourceMaxStreams", config.prewarm.sourceMaxStreams, 1)
     at_least("readiness.targetPercent", config.readiness.targetPercent, 1)
     at_least("readiness.deadlineSeconds", config.readiness.deadlineSeconds, 0)
     at_least("readiness.attachGraceSeconds", config.readiness.attachGraceSeconds, 0)
     at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
+    at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
     if config.readiness.targetPercent > 100:
         raise ConfigError("configuration field readiness.targetPercent: it is above 100; lower it")
     if not 0 < config.engine.port < 65536:

@@ -17,6 +17,7 @@ SUPERVISOR_PORT = 7701
 WORKER_PORT = 7702
 
 CONFIG_FILE = "agent.json"
+TEMPLATE_VARIABLE = "KVPOOL_TEMPLATE"  # of the agent: the hash of its pod's template
 ENGINE_SOCKET = "engine.sock"
 
 BLOCK_KEY_BYTES = 16

@@ -164,6 +164,21 @@ _TABLE = (
         "The worker was restarted after the pod had become ready, and none of its blocks could be recovered.",
         "Nothing to do: the engine offers its blocks again; see the agent's log for why the worker ended.",
     ),
+    Reason(
+        "paused",
+        "The pool is paused: nothing is loaded nor stored, and pods are ready at once.",
+        "Set paused to false in the pool's spec.",
+    ),
+    Reason(
+        "resumed",
+        "The pool was paused before the hot set was in; it is being fetched while the pod serves.",
+        "Nothing to do.",
+    ),
+    Reason(
+        "config_invalid",
+        "The agent's configuration file has vanished or can't be used; the last configuration stays in force.",
+        "See config.problem in the agent's status; correct the pool's spec, or restore its ConfigMap.",
+    ),
     # why a block was not loaded (its final answer was a miss)
     Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
     Reason(

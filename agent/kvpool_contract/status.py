@@ -96,6 +96,18 @@ class Directory(msgspec.Struct, frozen=True):
     learnt_addresses: int = 0
 
 
+class ConfigInForce(msgspec.Struct, frozen=True):
+    """The configuration that holds now. `hash`: of the document last taken over, the first 12 hex digits of its
+    SHA-256; `generation`: as that document says. `reason`: config_invalid while the file can't be used, with the
+    sentence in `problem`; the last one stays. `needs_new_pods`: changed fields that running agents don't take over."""
+
+    hash: str = ""
+    generation: int = 0
+    reason: str = ""
+    problem: str = ""
+    needs_new_pods: list[str] = []
+
+
 class Probe(msgspec.Struct, frozen=True):
     """What the engine's probe has shown. `state`: pending, same or close (as computed by `member`), alone (no other
     member has computed the prompt), not_run (`detail` says why), mismatch; empty before an engine has attached.
@@ -135,6 +147,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     events: list[Event]
     probe: Probe = Probe()
     directory: Directory = Directory()
+    config: ConfigInForce = ConfigInForce()
 
 
 class StatusError(ValueError):

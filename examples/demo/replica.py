@@ -158,6 +158,7 @@ class Replica:
             **pool.agent,
             **(agent or {}),
         }
+        self.agent_environment: dict[str, str] = {}
         self.agent_entry: Sequence[str] = ("-m", "kvpool_agent")
         self.agent_process: subprocess.Popen[bytes] | None = None
         self.listed = False
@@ -177,7 +178,7 @@ class Replica:
             "--run-dir", str(self.folder / "run"), "--bind", LOOPBACK, "--peer-port", str(self.peer_port),
             "--supervisor-port", str(self.supervisor_port), "--worker-port", str(self.worker_port),
         ]  # fmt: skip
-        environment = dict(_agent_environment(), KVPOOL_MEMBER_UID=f"{self.name}-uid")
+        environment = dict(_agent_environment(), KVPOOL_MEMBER_UID=f"{self.name}-uid", **self.agent_environment)
         self.agent_process = self._spawn("agent", command, environment)
         wait_for(f"agent {self.name} started", lambda: self.probe("startedz"), 30)
 

@@ -69,10 +69,10 @@ BAD_POOLS = [
         BadPool(NAME, NO_NAME.format(name), "use at most 56 lower-case letters, digits and '-'", name=name)
         for name in ("a" * 57, "1chat", "a.b")
     ),
-    _unknown("engin", {}, "engine, tiers, prewarm, readiness, loading, agent"),
+    _unknown("engin", {}, "engine, tiers, prewarm, readiness, loading, agent, paused"),
     _unknown("tiers.disk", {"size": "1Gi"}, "memory"),
     _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
-    _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams"),
+    _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
     _bad("tiers.memory.size", "8GB", f"'8GB' {QUANTITY}", QUANTITY),
     _bad("tiers.memory.size", "", f"'' {QUANTITY}", QUANTITY),
     _bad("tiers.memory.size", "8 Gi", f"'8 Gi' {QUANTITY}", QUANTITY),

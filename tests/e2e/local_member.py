@@ -22,6 +22,7 @@ from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow, Request
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
+from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
@@ -90,7 +91,7 @@ class LocalMember:
         )  # fmt: skip
         self.orphans = OrphanCheck(self.slabs, self.members, self.dialer, self.breakers)
         probe = ProbeFlow(0, self.members, self.dialer, self.account, lambda: None)
-        source = OwnBlocks(identity, self.slabs, self.account, self._state, probe)
+        source = OwnBlocks(identity, self.slabs, Reading(self.account), self._state, probe)
         own = OwnDirectory(identity, self.slabs, source, self.entries, self.members) if directory else None
         self.server = PeerServer("127.0.0.1", 0, source, own)
         self.address = f"127.0.0.1:{self.server.port}"

@@ -10,7 +10,6 @@ from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.flows import fetch as fetch_flow
 from kvpool_agent.flows.fetch import (
-    BUSY_TRIES,
     LEAST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Fetcher,
@@ -19,13 +18,16 @@ from kvpool_agent.flows.fetch import (
 )
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.policy.breaker import FAILURES, FIRST_PAUSE_SECONDS
+from kvpool_agent.policy.purposes import DEMAND, Purposes, default_purposes, purposes
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
+from kvpool_contract.config import Loading, Prewarm
 
 SLOT = 4096
-SLOTS = 8
+BUSY_TRIES = default_purposes()[DEMAND].receiving.busy_tries
+SLOTS = 64
 Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
 
 
@@ -68,7 +70,11 @@ def slab() -> Slab:
 
 def fetcher(source: Source) -> tuple[Fetcher, Account]:
     account = Account()
-    return Fetcher(source, Breakers(account), account), account  # type: ignore[arg-type]
+    return Fetcher(source, Breakers(account), account, unpaced), account  # type: ignore[arg-type]
+
+
+def unpaced() -> Purposes:
+    return purposes(Prewarm(maxBytesPerSecond=0), Loading())
 
 
 def soon() -> float:

@@ -18,7 +18,7 @@ from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
-SLOT, SLOTS, BLOCKS = 4096, 16, 6
+SLOT, SLOTS, BLOCKS = 4096, 64, 6  # so many slots that a plan is fetched in one part
 KEYS = [bytes([n]) * 16 for n in range(1, BLOCKS + 1)]
 Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
 # (keys asked for, land, deadline) → nothing: what a member does at a fetch
@@ -131,3 +131,16 @@ def test_without_room_no_other_source_is_asked(plan: Callable[..., tuple[int, di
     members = Members(a=honest, b=honest)
     assert plan(members) == (2, {"no_room": BLOCKS - 2})
     assert members.asked == ["a"]
+
+
+def test_what_has_come_is_not_evicted_for_the_parts_behind_it() -> None:
+    """A fetch that goes in parts, in an arena that has room for its beginning alone."""
+    small = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(16 * SLOT), Arena(16))
+    small.arena.reserve(14, 0.0)
+    account, members = Account(), Members(a=honest)
+    flow = LookupFlow(members, Fetcher(members, Breakers(account), account), account, 10.0)  # type: ignore[arg-type]
+    hits, lease = flow.plan(small, lacking(KEYS), time.monotonic() + 10.0)
+    assert (hits, account.misses) == ([[0, 1]], {"no_room": BLOCKS - 2})
+    assert account.transfers["demand_in"].blocks == 2
+    small.arena.release(lease)
+    flow.close()

@@ -12,6 +12,7 @@ from kvpool_agent.peer import frames, serve
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.policy.purposes import default_purposes
 
 FORMAT = b"f" * 16
 KEYS = [bytes([n]) * 16 for n in range(6)]
@@ -167,7 +168,8 @@ def test_more_streams_than_the_bound_are_told_busy_and_served_later(shelf: Shelf
             assert go_on.wait(WAIT)
 
     shelf.before = hold
-    dialers = [Dialer(Identity("pool", f"asker{n}", "inc")) for n in range(serve.MAX_STREAMS)]
+    streams = default_purposes()["demand"].sending.streams
+    dialers = [Dialer(Identity("pool", f"asker{n}", "inc")) for n in range(streams)]
     landed = [Landed() for _ in dialers]
     threads = [
         threading.Thread(target=fetch, args=(one, address, into)) for one, into in zip(dialers, landed, strict=True)

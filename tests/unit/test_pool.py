@@ -80,9 +80,14 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "arenaBytes": 8589934592,
                     "members": {"dns": "chat-kvpool.default.svc:7700"},
                     "engine": {"port": 8000},
-                    "prewarm": {"maxBytes": 2147483648, "maxBytesPerSecond": 524288000, "maxStreams": 4},
+                    "prewarm": {
+                        "maxBytes": 2147483648,
+                        "maxBytesPerSecond": 524288000,
+                        "maxStreams": 4,
+                        "sourceMaxStreams": 2,
+                    },
                     "readiness": {"targetPercent": 95, "deadlineSeconds": 240.0, "attachGraceSeconds": 30.0},
-                    "loading": {"deadlineSeconds": 10.0},
+                    "loading": {"deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                 }
             ).encode()
         ).config
@@ -101,10 +106,11 @@ def test_every_field_reaches_the_configuration() -> None:
                     "allowUntested": True,
                 },
                 "tiers": {"memory": {"size": "3Gi"}},
-                "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7},
+                "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
                 "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
-                "loading": {"deadlineSeconds": 3},
+                "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "agent": {"image": "i", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}},
+                "paused": True,
             },
             namespace="team-a",
         )
@@ -124,9 +130,11 @@ def test_every_field_reaches_the_configuration() -> None:
         "arenaBytes": 3221225472,
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
         "engine": {"port": 9},
-        "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7},
+        "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7, "sourceMaxStreams": 3},
         "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2.0},
-        "loading": {"deadlineSeconds": 3.0},
+        "loading": {"deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
+        "paused": True,
+        "generation": 0,
     }
 
 

@@ -204,6 +204,70 @@ def test_an_engine_that_attaches_for_the_first_time_after_a_restart_warms_as_any
     assert state_of(bare_first) == (DEGRADED, "nothing_to_warm")
 
 
+def pause(r: Readiness) -> None:
+    r.pause(True, 20.0)
+
+
+def unpause(r: Readiness) -> None:
+    r.pause(False, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "reason"),
+    [
+        ((pause,), DEGRADED, "paused"),
+        ((attached, pause, late), DEGRADED, "paused"),
+        ((attached, warm, pause), DEGRADED, "paused"),
+        ((pause, unpause), DEGRADED, "resumed"),
+        ((pause, unpause, healthy, late), DEGRADED, "not_attached"),
+        ((pause, unpause, attached, late), DEGRADED, "resumed"),
+        ((pause, unpause, attached, warm), WARM, ""),
+        ((attached, pause, unpause), DEGRADED, "resumed"),
+        ((attached, pause, unpause, cold), DEGRADED, "nothing_to_warm"),
+        ((attached, pause, warm, unpause), WARM, ""),
+        ((attached, warm, pause, unpause), WARM, ""),
+        ((attached, cold, pause, unpause), DEGRADED, "nothing_to_warm"),
+        ((bare, pause, unpause), DEGRADED, "no_shm_room"),
+        ((unpause,), STARTING, ""),
+    ],
+)
+def test_a_paused_pool_is_ready_at_once_and_afterwards_what_it_would_have_been(
+    events: tuple[Callable[[Readiness], None], ...], state: str, reason: str
+) -> None:
+    readiness = after(*events)
+    assert state_of(readiness) == (state, reason)
+    assert readiness.ready is (state in (WARM, DEGRADED))
+
+
+@pytest.mark.parametrize(
+    ("events", "lasting"),
+    [
+        ((attached, pause), (DEGRADED, "resumed")),
+        ((attached, warm, pause), (WARM, "")),
+        ((attached, warm), (WARM, "")),
+        ((attached,), (WARMING, "")),
+    ],
+)
+def test_the_next_worker_is_told_what_lasts_beyond_a_pause(
+    events: tuple[Callable[[Readiness], None], ...], lasting: tuple[str, str]
+) -> None:
+    assert after(*events).lasting == lasting
+    if lasting == (DEGRADED, "resumed"):
+        following = resumed(*lasting)
+        attached(following)
+        cold(following)
+        assert state_of(following) == (DEGRADED, "nothing_to_warm")
+
+
+def test_limits_may_change_on_the_way() -> None:
+    readiness = after(attached)
+    readiness.limit(Limits(5.0, 1.0))
+    readiness.tick(14.0)
+    assert readiness.state == WARMING
+    readiness.tick(15.0)
+    assert state_of(readiness) == (DEGRADED, "warm_deadline")
+
+
 def test_an_engine_that_is_never_seen_healthy_holds_its_pod_back_for_a_bounded_time() -> None:
     readiness = Readiness(Limits(100.0, 30.0, start_seconds=600.0), 1000.0)
     readiness.tick(1599.0)

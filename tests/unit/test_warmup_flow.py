@@ -19,7 +19,7 @@ from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
-from kvpool_contract.config import Prewarm, Readiness
+from kvpool_contract.config import AgentConfig, Members, Prewarm, Readiness
 
 SLOT, SLOTS = 4096, 64
 
@@ -77,11 +77,26 @@ def warm(
     arena = Arena(SLOTS) if arena is None else arena
     slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), arena)
     account = Account()
-    limits = Readiness(**readiness)  # type: ignore[arg-type]
-    flow = WarmupFlow(bounds or Prewarm(), limits, pool, pool, pool, Breakers(account), account)  # type: ignore[arg-type]
+    config = AgentConfig(
+        version=1,
+        pool="pool",
+        arenaBytes=SLOT * SLOTS,
+        members=Members(file="none"),
+        prewarm=bounds or Prewarm(),
+        readiness=Readiness(**readiness),  # type: ignore[arg-type]
+    )
+    flow = WarmupFlow(
+        lambda: config,
+        pool,  # type: ignore[arg-type]
+        pool,  # type: ignore[arg-type]
+        pool,  # type: ignore[arg-type]
+        Breakers(account),
+        account,
+    )
     said: list[str] = []
     done = threading.Event()
-    flow.start(slab, lambda reason: (said.append(reason), done.set()))
+    began = time.monotonic()
+    flow.start(slab, lambda reason: (said.append(reason), done.set()), lambda: began)
     assert done.wait(10)
     (reason,) = said
     return reason, flow, account
@@ -156,7 +171,10 @@ def test_sources_that_end_before_the_target_are_named_and_above_the_target_forgi
 
 def test_the_deadline_ends_a_warm_up_that_is_too_slow() -> None:
     started = time.monotonic()
-    reason, flow, _ = warm(Pool(20), Prewarm(maxBytesPerSecond=SLOT), deadlineSeconds=0.05)
+    pool = Pool(20)
+    served = iter(range(2))
+    pool.answers = lambda address, wanted: "" if next(served, None) is not None else "busy"
+    reason, flow, _ = warm(pool, deadlineSeconds=0.3)
     assert reason == "warm_deadline"
     assert flow.progress.loaded < 20
     assert time.monotonic() - started < 10

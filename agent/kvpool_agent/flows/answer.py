@@ -1,25 +1,18 @@
 """Answering other members: what this agent holds, what is hot here, the blocks themselves; what it knows as a home."""
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from kvpool_agent.account import Account
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.probe import ProbeFlow
+from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.store.arena import Held
 from kvpool_agent.store.slab import Slab, Slabs
-from kvpool_agent.store.tag import tag_of
-
-log = logging.getLogger("kvpool.answer")
-
-LEASE_SECONDS = 30.0
 
 
 class OwnBlocks:
@@ -27,12 +20,12 @@ class OwnBlocks:
     probe holds nothing for others."""
 
     def __init__(
-        self, identity: Identity, slabs: Slabs, account: Account, state: Callable[[], str], probe: ProbeFlow
+        self, identity: Identity, slabs: Slabs, reading: Reading, state: Callable[[], str], probe: ProbeFlow
     ) -> None:
         self.pool = identity.pool
         self._identity = identity
         self._slabs = slabs
-        self._account = account
+        self._reading = reading
         self._state = state
         self._probe = probe
 
@@ -48,6 +41,8 @@ class OwnBlocks:
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
             len(slab.arena) if slab is not None and not self._probe.withdrawn else 0,
+            self._identity.template,
+            slab.slot_bytes if slab is not None else 0,
         )
 
     def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
@@ -76,30 +71,8 @@ class OwnBlocks:
         if purpose == "probe":
             yield iter(self._probe.rows(slab, keys))
             return
-        lease, held = slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
-
-        def each() -> Iterator[tuple[int, bytes, memoryview]]:
-            for index, block in enumerate(held):
-                if not slab.arena.renew(lease, time.monotonic(), LEASE_SECONDS):
-                    return
-                if block is not None and self._right(slab, block):
-                    yield index, block.tag, slab.view(block.slot)
-                    self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
-
-        try:
-            yield each()
-        finally:
-            slab.arena.release(lease)
-
-    def _right(self, slab: Slab, block: Held) -> bool:
-        """Whether the bytes are what was stored. One that changed would be refused by every member that asks, and
-        count as this member's fault: it is dropped here instead, and the asker sees a gap."""
-        if tag_of(block.key, slab.view(block.slot)) == block.tag:
-            return True
-        self._account.count("tag_failures")
-        log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
-        slab.arena.drop(block.key)
-        return False
+        with self._reading.blocks(slab, keys, purpose) as found:
+            yield found
 
 
 class OwnDirectory:

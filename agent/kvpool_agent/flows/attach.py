@@ -67,8 +67,17 @@ class EngineHandler:
         self.probe = probe
         self._hooks = hooks
         self._lock = threading.Lock()
+        self._ports: set[Port] = set()
         self.sessions = 0
         self.attaches = 0
+
+    def load_within(self, seconds: float) -> None:
+        """Another load deadline from now on, for engines that are attached, too."""
+        self.lookup.load_seconds = seconds
+        with self._lock:
+            ports = list(self._ports)
+        for port in ports:
+            port.send({"verb": "limits", "load_seconds": seconds})
 
     def bare(self, reason: str, detail: str) -> None:
         word = reason if reason in REASONS else "unknown"
@@ -140,6 +149,7 @@ class EngineHandler:
         with self._lock:
             self.attaches += 1
             self.sessions += 1
+            self._ports.add(port)
         try:
             port.send(
                 {
@@ -170,8 +180,9 @@ class EngineHandler:
         self._hooks.other_format()
         raise Busy
 
-    def session_ended(self) -> None:
+    def session_ended(self, port: Port) -> None:
         with self._lock:
+            self._ports.discard(port)
             self.sessions -= 1
         self.account.event("detached")
 
@@ -225,7 +236,7 @@ class EngineSession:
             self._on_forget(job)
         self._handler.store.end_session(self._uncommitted)
         self._pool.mapping.close()
-        self._handler.session_ended()
+        self._handler.session_ended(self._port)
 
     def _keys(self, tail: bytes) -> list[bytes]:
         return [self._slab.key(k, self._hash_bytes) for k in wire.split(tail, self._hash_bytes + GROUP_BYTES)]

@@ -2,25 +2,28 @@
 
 Whatever came before a fault is kept. Slots that were not filled go back. A block that another fetch is already
 bringing in is waited for instead of being fetched twice. How each fetch ended is told to the peer's breaker.
-A source that is busy is asked again, so that a burst of requests is spread and not computed.
+A source that is busy is asked again, so that a burst of requests is spread and not computed. What is asked for at a
+time stays within the bounds of its purpose: a fetch never reserves the whole arena, a long one goes in parts.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
+from kvpool_agent.policy.purposes import Purposes, default_purposes
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
 log = logging.getLogger("kvpool.fetch")
 
-BUSY_TRIES = 8  # times that a request asks a busy source again; then its tokens are computed
 LEAST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 2.0
 
 
@@ -60,10 +63,20 @@ class InFlight:
 class Fetcher:
     """Any thread may call."""
 
-    def __init__(self, dialer: Dialer, breakers: Breakers, account: Account) -> None:
+    def __init__(
+        self,
+        dialer: Dialer,
+        breakers: Breakers,
+        account: Account,
+        purposes: Callable[[], Purposes] = default_purposes,
+    ) -> None:
+        """purposes: the bounds that hold now."""
         self._dialer = dialer
         self._breakers = breakers
         self._account = account
+        self._purposes = purposes
+        self._gates = {name: Gate(f"{name}_in", account.count) for name in purposes()}
+        self._paces = {name: Pace(f"{name}_in", account.count) for name in purposes()}
         self.in_flight = InFlight()
 
     def fetch(
@@ -84,9 +97,68 @@ class Fetcher:
         try:
             held = slab.arena.held([w.key for w in mine])
             missing = [w for w, here in zip(mine, held, strict=True) if not here]
-            return self._fetch(slab, address, missing, purpose, deadline, arrived) if missing else ""
+            return self._in_parts(slab, address, missing, purpose, deadline, arrived)
         finally:
             self.in_flight.settle(mine)
+
+    def _in_parts(
+        self,
+        slab: Slab,
+        address: str,
+        wanted: Sequence[Wanted],
+        purpose: str,
+        deadline: float,
+        arrived: Callable[[int], None],
+    ) -> str:
+        """One part after the other, each within the purpose's bounds; none after one that did not come whole. What has
+        come is kept until the end: a later part that needs room would else take it from the beginning of its chain."""
+        with ExitStack() as kept:
+            return self._parts(slab, address, wanted, purpose, deadline, arrived, kept)
+
+    def _parts(
+        self,
+        slab: Slab,
+        address: str,
+        wanted: Sequence[Wanted],
+        purpose: str,
+        deadline: float,
+        arrived: Callable[[int], None],
+        kept: ExitStack,
+    ) -> str:
+        at = 0
+        while at < len(wanted):
+            if not self._breakers.usable(address):  # before anything is waited for
+                self._account.count("fetch_breaker_open")
+                return "breaker_open"
+            bounds, arena_bytes = self._purposes()[purpose].receiving, slab.arena.slot_count * slab.slot_bytes
+            part = wanted[at : at + bounds.part_blocks(slab.slot_bytes, arena_bytes)]
+            at += len(part)
+            size, moved = len(part) * slab.slot_bytes, 0
+            pace = self._paces[purpose]
+            pace.wait(size, lambda: self._purposes()[purpose].receiving.bytes_per_second, slab.slot_bytes, deadline)
+
+            def came(size: int) -> None:
+                nonlocal moved
+                moved += size
+                arrived(size)
+
+            gate = self._gates[purpose]
+            room = bounds.room(arena_bytes)
+            with gate.entered(size, streams=bounds.streams, room=room, queue=bounds.queue, deadline=deadline) as found:
+                if found:
+                    reason = self._fetch(slab, address, part, purpose, deadline, came)
+                else:
+                    reason = "deadline" if time.monotonic() >= deadline else "busy"
+                    self._account.count(f"fetch_{reason}")
+            if moved < size:
+                pace.give_back(size - moved, bounds.bytes_per_second, slab.slot_bytes)
+            if reason:
+                return reason
+            if at < len(wanted):
+                now = time.monotonic()
+                lease, _ = slab.arena.lease([w.key for w in part], now, max(0.0, deadline - now))
+                kept.callback(slab.arena.release, lease)
+        return ""
 
     def _fetch(
         self,
@@ -97,11 +169,16 @@ class Fetcher:
         deadline: float,
         arrived: Callable[[int], None],
     ) -> str:
+        if not self._breakers.begin(address):
+            self._account.count("fetch_breaker_open")
+            return "breaker_open"
         now = time.monotonic()
         writable = slab.arena.writable(now)
         slots = slab.arena.reserve(len(wanted), now)
-        short = len(slots) < len(wanted)
-        reason = "" if not short else "no_room" if writable else "just_restarted"
+        reason = "" if len(slots) == len(wanted) else "no_room" if writable else "just_restarted"
+        if not slots:
+            self._breakers.put_off(address)
+            return reason
         wanted = wanted[: len(slots)]
         landed = 0
 
@@ -127,16 +204,11 @@ class Fetcher:
         def ask() -> None:
             self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
 
-        if wanted and not self._breakers.begin(address):
-            slab.arena.give_back(slots)
-            self._account.count("fetch_breaker_open")
-            return "breaker_open"
         began = time.monotonic()
         try:
-            if wanted:
-                self._patiently(ask, purpose, deadline)
-                self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
-                reason = reason or ("" if landed == len(wanted) else "evicted")
+            self._patiently(ask, self._purposes()[purpose].receiving.busy_tries, deadline)
+            self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
+            reason = reason or ("" if landed == len(wanted) else "evicted")
         except PeerError as error:
             now = time.monotonic()
             reason = self._fault(address, error, landed * slab.slot_bytes, now - began, now >= deadline)
@@ -146,9 +218,9 @@ class Fetcher:
             slab.arena.give_back(slots)
         return reason
 
-    def _patiently(self, ask: Callable[[], None], purpose: str, deadline: float) -> None:
-        """Asks again when the source is busy, after the pause that it named; a warm-up has a pace of its own."""
-        for _ in range(BUSY_TRIES if purpose == "demand" else 0):
+    def _patiently(self, ask: Callable[[], None], tries: int, deadline: float) -> None:
+        """Asks so many times again when the source is busy, after the pause that it named."""
+        for _ in range(tries):
             try:
                 return ask()
             except PeerBusy as busy:

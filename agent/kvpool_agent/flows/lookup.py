@@ -95,11 +95,16 @@ class LookupFlow:
         self._account = account
         self._obstacle = obstacle
         self.load_seconds = load_seconds
+        self.paused = False
         self._places = threading.BoundedSemaphore(MAX_PLANS)
         self._pool = ThreadPoolExecutor(THREADS, "kvpool-plan")
 
     def submit(self, slab: Slab, request: Request, answer: Answer) -> None:
         """Plans the request and answers."""
+        if self.paused:
+            self._account.miss("paused", request.beyond(0))
+            answer([()] * len(request.blocks), NO_LEASE)
+            return
         if not self._places.acquire(blocking=False):
             self._account.miss("busy", request.beyond(0))
             answer([()] * len(request.blocks), NO_LEASE)

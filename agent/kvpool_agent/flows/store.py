@@ -65,6 +65,7 @@ class StoreFlow:
 
     def __init__(self, account: Account) -> None:
         self._account = account
+        self.paused = False
         self._queue: queue.Queue[tuple[Slab, HostPool, Uncommitted, int, Sequence[Offer], Reply] | None] = queue.Queue(
             QUEUE_JOBS
         )
@@ -85,6 +86,10 @@ class StoreFlow:
         offers: Sequence[Offer],
         reply: Reply,
     ) -> None:
+        if self.paused:
+            self._account.count("stores_paused")
+            reply(job, False, 0)
+            return
         try:
             self._queue.put_nowait((slab, pool, open_jobs, job, offers, reply))
         except queue.Full:

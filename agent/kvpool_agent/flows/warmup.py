@@ -2,11 +2,13 @@
 of the worker, what of it was not recovered.
 
 Sources are the live members of the same format that hold blocks. None, or none with a hot set: the warm-up ends at
-once and is never called warm. Batches go out in the order of heat, over a bounded number of streams, each after the
-token bucket lets its bytes pass.
+once and is never called warm. Batches go out in the order of heat, over a bounded number of streams; the bounds of
+the purpose hold for each of its fetches. What the configuration says may change on the way; while the pool is paused
+no batch is begun, and the deadline stands still.
 """
 
 import logging
+import math
 import queue
 import random
 import threading
@@ -20,10 +22,9 @@ from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
-from kvpool_agent.policy.bandwidth import TokenBucket
 from kvpool_agent.policy.warmup import WarmBlock, plan_warmup, share_out
 from kvpool_agent.store.slab import Slab
-from kvpool_contract.config import Prewarm, Readiness
+from kvpool_contract.config import AgentConfig
 from kvpool_contract.status import Warm
 
 log = logging.getLogger("kvpool.warmup")
@@ -78,39 +79,63 @@ class WarmProgress:
             return Warm(self._planned, self._loaded, self._bytes, seconds, rate, float(self._peak), added_seconds)
 
 
+class _Deadline:
+    """When a warm-up is over: `deadlineSeconds` after `since`, which it may not have yet."""
+
+    def __init__(self, config: Callable[[], AgentConfig], since: Callable[[], float | None]) -> None:
+        self._config = config
+        self._since = since
+        self._stood_still = 0.0
+
+    @property
+    def at(self) -> float:
+        since = self._since()
+        return math.inf if since is None else since + self._config().readiness.deadlineSeconds + self._stood_still
+
+    @property
+    def of_a_fetch(self) -> float:
+        """That of a fetch which begins now."""
+        return min(self.at, time.monotonic() + self._config().readiness.deadlineSeconds)
+
+    def stand_still(self, wait: Callable[[], object]) -> None:
+        began = time.monotonic()
+        wait()
+        self._stood_still += time.monotonic() - began
+
+
 class _Fetching:
     """The blocks of one warm-up on their way: batches in the order of the plan, taken by several streams.
 
     What a holder could not give is asked of another one that has it, once each.
     """
 
-    def __init__(
-        self, slab: Slab, plan: Sequence[WarmBlock], fetcher: Fetcher, bucket: TokenBucket, deadline: float
-    ) -> None:
-        self._slab, self._plan, self._fetcher = slab, plan, fetcher
-        self._bucket, self._bucket_lock, self._deadline = bucket, threading.Lock(), deadline
+    def __init__(self, slab: Slab, plan: Sequence[WarmBlock], fetcher: Fetcher, clock: "_Deadline") -> None:
+        self._slab, self._plan, self._fetcher, self._clock = slab, plan, fetcher, clock
+        self._running: set[threading.Thread] = set()
+        self._changed = threading.Condition()
         self._batches: queue.SimpleQueue[tuple[str, list[WarmBlock]]] = queue.SimpleQueue()
         self._queue(plan)
 
     @property
     def late(self) -> bool:
-        return time.monotonic() >= self._deadline
+        return time.monotonic() >= self._clock.at
 
     def held(self) -> int:
         """Blocks of the plan that are in the arena, whoever brought them."""
         return sum(self._slab.arena.held([block.key for block in self._plan]))
 
-    def run(self, streams: int, arrived: Callable[[int], None]) -> None:
-        threads = [
-            threading.Thread(target=self._stream, args=(arrived,), name="kvpool-warm", daemon=True)
-            for _ in range(streams)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def run(self, config: Callable[[], AgentConfig], arrived: Callable[[int], None]) -> None:
+        with self._changed:
+            while self._running or not (self._batches.empty() or self.late):
+                while config().paused and not self._running:
+                    self._clock.stand_still(lambda: self._changed.wait(LOOK_SECONDS))
+                while len(self._running) < config().prewarm.maxStreams and not (self._batches.empty() or self.late):
+                    thread = threading.Thread(target=self._stream, args=(arrived,), name="kvpool-warm", daemon=True)
+                    self._running.add(thread)
+                    thread.start()
+                self._changed.wait()
         # requests may have been bringing some of them in at the same time
-        self._fetcher.in_flight.wait_for([block.key for block in self._plan], self._deadline)
+        self._fetcher.in_flight.wait_for([block.key for block in self._plan], self._clock.of_a_fetch)
 
     def _queue(self, blocks: Sequence[WarmBlock]) -> None:
         held = self._slab.arena.held([block.key for block in blocks])
@@ -119,17 +144,20 @@ class _Fetching:
             self._batches.put(batch)
 
     def _stream(self, arrived: Callable[[int], None]) -> None:
-        while not self.late:
-            try:
-                address, blocks = self._batches.get_nowait()
-            except queue.Empty:
-                return
-            with self._bucket_lock:
-                pause = self._bucket.take(len(blocks) * self._slab.slot_bytes, time.monotonic())
-            time.sleep(min(pause, max(0.0, self._deadline - time.monotonic())))
+        """One batch; who waits for it starts the next one."""
+        try:
+            address, blocks = self._batches.get_nowait()
             if self._fetch(address, blocks, arrived):
                 others = [replace(block, holders=tuple(h for h in block.holders if h != address)) for block in blocks]
                 self._queue(others)
+        except queue.Empty:
+            pass
+        except Exception:
+            log.exception("a batch of the warm-up failed")
+        finally:
+            with self._changed:
+                self._running.discard(threading.current_thread())
+                self._changed.notify_all()
 
     def _fetch(self, address: str, blocks: Sequence[WarmBlock], arrived: Callable[[int], None]) -> str:
         """Why not all of the blocks came, empty when they did."""
@@ -137,27 +165,27 @@ class _Fetching:
         reason = "busy"
         # a source serves so many streams at a time and a cohort of newcomers may ask for more
         while reason == "busy" and not self.late:
-            reason = self._fetcher.fetch(self._slab, address, wanted, "prewarm", self._deadline, arrived)
+            deadline = self._clock.of_a_fetch
+            reason = self._fetcher.fetch(self._slab, address, wanted, "prewarm", deadline, arrived)
             if reason == "busy":
                 time.sleep(BUSY_SECONDS)
         return reason
 
 
 class WarmupFlow:
-    """Runs once, on a thread of its own, from the first attach on."""
+    """Runs on a thread of its own, one at a time."""
 
     def __init__(
         self,
-        bounds: Prewarm,
-        readiness: Readiness,
+        config: Callable[[], AgentConfig],
         members: MemberView,
         dialer: Dialer,
         fetcher: Fetcher,
         breakers: Breakers,
         account: Account,
     ) -> None:
-        self._bounds = bounds
-        self._readiness = readiness
+        """config: as it holds now."""
+        self._config = config
         self._members = members
         self._dialer = dialer
         self._fetcher = fetcher
@@ -165,12 +193,16 @@ class WarmupFlow:
         self._account = account
         self.progress = WarmProgress()
 
-    def start(self, slab: Slab, ended: Callable[[str], None]) -> None:
-        """`ended(reason)` is called once: empty when the target is reached, else what kept the warm-up from it."""
+    def start(self, slab: Slab, ended: Callable[[str], None], since: Callable[[], float | None]) -> None:
+        """`ended(reason)` is called once: empty when the target is reached, else what kept the warm-up from it.
+        since: the moment on the monotonic clock from which its deadline counts, None while there is none."""
+        clock = _Deadline(self._config, since)
 
         def run() -> None:
             try:
-                reason = self._warm(slab, ended)
+                while self._config().paused:
+                    clock.stand_still(lambda: time.sleep(LOOK_SECONDS))
+                reason = self._warm(slab, ended, clock)
             except Exception:
                 log.exception("warm-up failed")
                 reason = "warm_incomplete"
@@ -179,41 +211,42 @@ class WarmupFlow:
 
         threading.Thread(target=run, name="kvpool-warmup", daemon=True).start()
 
-    def _warm(self, slab: Slab, ended: Callable[[str], None]) -> str | None:
+    def _warm(self, slab: Slab, ended: Callable[[str], None], clock: _Deadline) -> str | None:
         """The reason to end with, or None when `ended` was called on the way."""
         plan = self._plan(slab)
         if not plan:
             return "nothing_to_warm"
-        self._until_writable(slab)
+        self._until_writable(slab, clock.of_a_fetch)
         now = time.monotonic()
         self.progress.begin(len(plan), now)
         self._account.event("warm_begin", blocks=len(plan), bytes=len(plan) * slab.slot_bytes)
-        bucket = TokenBucket(self._bounds.maxBytesPerSecond, slab.slot_bytes, now)
-        target = -(-len(plan) * self._readiness.targetPercent // 100)
-        fetching = _Fetching(slab, plan, self._fetcher, bucket, now + self._readiness.deadlineSeconds)
+        fetching = _Fetching(slab, plan, self._fetcher, clock)
         told = threading.Event()
+
+        def target() -> int:
+            return -(-len(plan) * self._config().readiness.targetPercent // 100)
 
         def arrived(size: int) -> None:
             self.progress.arrived(size, time.monotonic())
-            if self.progress.loaded >= target and not told.is_set():
+            if self.progress.loaded >= target() and not told.is_set():
                 told.set()
                 self._account.event("warm_end", blocks=self.progress.loaded)
                 ended("")
 
         for _ in range(fetching.held()):
             arrived(0)
-        fetching.run(self._bounds.maxStreams, arrived)
+        fetching.run(self._config, arrived)
         self.progress.at_least(fetching.held())
         if told.is_set():
             return None
-        if self.progress.loaded >= target:
+        if self.progress.loaded >= target():
             self._account.event("warm_end", blocks=self.progress.loaded)
             return ""
         return "warm_deadline" if fetching.late else "warm_incomplete"
 
-    def _until_writable(self, slab: Slab) -> None:
+    @staticmethod
+    def _until_writable(slab: Slab, until: float) -> None:
         """After a restart: what is missing is known when the arena is recovered, and can be written then."""
-        until = time.monotonic() + self._readiness.deadlineSeconds
         while not slab.arena.writable(now := time.monotonic()) and now < until:
             time.sleep(LOOK_SECONDS)
 
@@ -228,5 +261,5 @@ class WarmupFlow:
                 except PeerError as error:
                     self._breakers.silent(member.address)
                     log.info("no hot list from %s: %s", member.address, error)
-        budget = min(self._bounds.maxBytes // slab.slot_bytes, slab.arena.slot_count)
+        budget = min(self._config().prewarm.maxBytes // slab.slot_bytes, slab.arena.slot_count)
         return plan_warmup(lists, budget, random.Random())

@@ -63,13 +63,25 @@ class Connection:
     def settimeout(self, seconds: float) -> None:
         self._socket.settimeout(max(seconds, 0.001))
 
-    def send(self, message: frames.AnyMessage, tail: bytes | memoryview = b"") -> None:
-        """Writes one frame; the tail's bytes are sent from where they lie."""
+    def wait(self, seconds: float) -> None:
+        """Waits until something has come. Raises PeerError after so many seconds of nothing."""
+        self.settimeout(seconds)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except OSError as error:
+            raise PeerError(f"receive failed: {error}") from None
+
+    def send(self, message: frames.AnyMessage, tail: bytes | memoryview = b"", *, seconds: float | None = None) -> None:
+        """Writes one frame; the tail's bytes are sent from where they lie. `seconds`: for all of it, beside the
+        timeout of inactivity."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         parts: list[memoryview] = [memoryview(frames.encode(message, len(tail)))]
         if len(tail):
             parts.append(memoryview(tail))
         try:
             while parts:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise PeerError("the peer reads too slowly")
                 sent = self._socket.sendmsg(parts)
                 self.moved += sent
                 while parts and sent >= len(parts[0]):

@@ -24,11 +24,13 @@ Tally = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this agent is: its pool, its pod's UID, and this worker's own random name."""
+    """Who this agent is: its pool, its pod's UID, this worker's own random name, and the hash of its pod's template
+    (empty: not known)."""
 
     pool: str
     member: str
     incarnation: str
+    template: str = ""
 
 
 class Dialer:
@@ -84,6 +86,11 @@ class Dialer:
             return frames.unpack_fields(tail, fingerprint) if tail else {}
         except frames.FrameError as error:
             raise PeerError(str(error)) from None
+
+    def fields(self, address: str, fingerprint: str, seconds: float) -> dict[str, Any]:
+        """The fields of this format (hex), which the member has told to have; empty where it does not say."""
+        with self._lent(address, seconds) as connection:
+            return self.describe(connection, fingerprint)
 
     def locate(
         self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None

@@ -47,8 +47,9 @@ class Hello(Message, tag="hello"):
     incarnation: str
 
 
-class Welcome(Message, tag="welcome"):
-    """Answer to Hello and Ping: the version chosen, who answers, its state, its format (hex) and its blocks."""
+class Welcome(Message, tag="welcome", omit_defaults=True):
+    """Answer to Hello and Ping: the version chosen, who answers, its state, its format (hex) and its blocks. Where it
+    is known: the hash of its pod's template, and bytes of a block of its format."""
 
     version: int
     member: str
@@ -56,6 +57,8 @@ class Welcome(Message, tag="welcome"):
     state: str
     format: str
     blocks: int
+    template: str = ""
+    slot_bytes: int = 0
 
 
 class Ping(Message, tag="ping"):

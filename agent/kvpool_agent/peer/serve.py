@@ -1,7 +1,9 @@
-"""The answering side: a thread per connection, bounded in connections, streams and time.
+"""The answering side: a thread per connection, bounded in connections, streams, bytes per second and time.
 
 What is answered comes from a `Source`; this module knows frames and sockets only. A block's bytes are sent from the
-arena under a lease that is renewed while they flow.
+arena under a lease that lasts as long as their sending may, and is renewed with each block: a reader that goes on
+keeps it, one that stands still is cut off. Nobody waits in line: who finds no place is told to ask again. Requests
+and newcomers have places of their own.
 """
 
 import contextlib
@@ -9,25 +11,35 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kvpool_agent.listen import listen
 from kvpool_agent.peer import frames
-from kvpool_agent.peer.connection import Connection, PeerError, keys_of
+from kvpool_agent.peer.bounds import Gate, Pace
+from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.policy.purposes import Purposes, default_purposes
 
 log = logging.getLogger("kvpool.peer")
 
 MAX_CONNECTIONS = 256
-MAX_STREAMS = 8
+MAX_HANDSHAKES = 64  # connections that have not said who they are
+HANDSHAKE_SECONDS = 5.0
+FRAME_SECONDS = 10.0  # from a request's first byte to its last
 IDLE_SECONDS = 120.0
 PROGRESS_SECONDS = 10.0
+LEAST_READ_RATE = 64 * 1024.0  # bytes per second; a slower reader would keep blocks from eviction for ever
+MAX_FETCH_SECONDS = 600.0  # whatever the asker says
 BUSY_RETRY_SECONDS = 0.2
 ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 MAX_HOT = 65_536
-PURPOSES = ("demand", "prewarm", "probe")
+
+
+def read_seconds(size: int) -> float:
+    """How long sending so many bytes may take at most."""
+    return PROGRESS_SECONDS + size / LEAST_READ_RATE
 
 
 class Source(Protocol):
@@ -48,7 +60,8 @@ class Source(Protocol):
     def blocks(
         self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
     ) -> AbstractContextManager[Iterator[tuple[int, bytes, memoryview]]]:
-        """(index, tag, bytes) of each block that is held, in order, readable while the context is open."""
+        """(index, tag, bytes) of each block that is held, in order, readable for `read_seconds` of its bytes. Raises
+        PeerBusy where other readers keep all that may be kept at a time."""
         ...
 
 
@@ -74,14 +87,28 @@ class Directory(Protocol):
 class PeerServer:
     """Listens on (host, port); port 0 takes a free one, see `port`. Without a directory it speaks version 1."""
 
-    def __init__(self, host: str, port: int, source: Source, directory: Directory | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        source: Source,
+        directory: Directory | None = None,
+        *,
+        purposes: Callable[[], Purposes] = default_purposes,
+        count: Callable[[str], None] = lambda _word: None,
+    ) -> None:
+        """purposes: the bounds that hold now; `count(word)` is called for each bound that was hit."""
         self._source = source
         self._directory = directory
         self._versions = frames.VERSIONS if directory is not None else (frames.DIRECTORY_VERSION - 1,)
+        self._purposes = purposes
+        self._count = count
+        self._gates = {name: Gate(f"{name}_out", count) for name in purposes()}
+        self._paces = {name: Pace(f"{name}_out", count) for name in purposes()}
         self._socket = listen(host, port, 64)
         self.port: int = self._socket.getsockname()[1]
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
         self._open: set[Connection] = set()
         self._lock = threading.Lock()
         self._closing = False
@@ -111,6 +138,12 @@ class PeerServer:
                 continue
             connection = Connection(sock)
             if not self._places.acquire(blocking=False):
+                self._count("bound_connections")
+                connection.close()
+                continue
+            if not self._handshakes.acquire(blocking=False):
+                self._count("bound_handshakes")
+                self._places.release()
                 connection.close()
                 continue
             try:
@@ -118,13 +151,19 @@ class PeerServer:
             except RuntimeError as error:  # the container has no thread left; others will be taken
                 log.error("a member is turned away: %s", error)
                 connection.close()
+                self._handshakes.release()
                 self._places.release()
 
     def _run(self, connection: Connection) -> None:
         with self._lock:
             self._open.add(connection)
         try:
-            self._serve(connection)
+            try:
+                version = self._greet(connection)
+            finally:
+                self._handshakes.release()
+            if version is not None:
+                self._serve(connection, version)
         except PeerError as error:
             log.debug("peer connection ended: %s", error)
         except Exception:
@@ -135,44 +174,54 @@ class PeerServer:
                 self._open.discard(connection)
             self._places.release()
 
-    def _serve(self, connection: Connection) -> None:
-        connection.settimeout(PROGRESS_SECONDS)
-        hello, tail_length = connection.receive()
+    def _greet(self, connection: Connection) -> int | None:
+        """The version agreed on; None where there is none, or the asker is of another pool."""
+        connection.until(time.monotonic() + HANDSHAKE_SECONDS)
+        try:
+            hello, tail_length = connection.receive()
+        except PeerError:
+            self._count("handshakes_failed")
+            raise
         if not isinstance(hello, frames.Hello) or tail_length:
+            self._count("handshakes_failed")
             raise PeerError("the connection does not begin with a hello")
+        connection.settimeout(PROGRESS_SECONDS)
         version = frames.choose_version(hello.versions, self._versions)
         if version is None or hello.pool != self._source.pool:
             connection.send(frames.Refused("peer_version" if version is None else "other_pool"))
-            return
+            return None
         connection.peer = hello.member, hello.incarnation
         connection.send(self._source.welcome(version))
+        return version
+
+    def _serve(self, connection: Connection, version: int) -> None:
         while True:
-            connection.settimeout(IDLE_SECONDS)
+            connection.wait(IDLE_SECONDS)
+            connection.until(time.monotonic() + FRAME_SECONDS)
             message, tail_length = connection.receive()
-            connection.settimeout(PROGRESS_SECONDS)
             self._answer(connection, message, tail_length, version)
 
     def _answer(self, connection: Connection, message: frames.AnyMessage, tail_length: int, version: int) -> None:
         match message:
             case frames.Ping():
-                connection.send(self._source.welcome(version))
+                self._reply(connection, self._source.welcome(version))
             case frames.Locate():
                 held = self._source.holds(message.format, keys_of(connection, tail_length))
-                connection.send(frames.Located(), bytes(held))
+                self._reply(connection, frames.Located(), bytes(held))
             case frames.Hot():
                 blocks = self._source.hottest(message.format, min(message.limit, MAX_HOT))
-                connection.send(frames.HotList(), frames.pack_hot(blocks))
+                self._reply(connection, frames.HotList(), frames.pack_hot(blocks))
             case frames.Describe():
-                connection.send(frames.Described(), self._source.description())
+                self._reply(connection, frames.Described(), self._source.description())
             case frames.Fetch():
-                self._stream(connection, message, keys_of(connection, tail_length))
+                self._fetch(connection, message, keys_of(connection, tail_length))
             case _:
                 if self._directory is None or version < frames.DIRECTORY_VERSION or connection.peer is None:
                     raise PeerError(f"unexpected message {type(message).__name__}")
                 self._keep(self._directory, connection, connection.peer, message, tail_length)
 
-    @staticmethod
     def _keep(
+        self,
         directory: Directory,
         connection: Connection,
         holder: tuple[str, str],
@@ -183,30 +232,64 @@ class PeerServer:
             raise PeerError("the name of a holder is over the limit")
         match message:
             case frames.Renew():
-                connection.send(directory.renew(holder))
+                self._reply(connection, directory.renew(holder))
             case frames.Announce():
                 try:
                     groups, withdrawn = frames.split_announcement(message, keys_of(connection, tail_length))
                 except frames.FrameError as error:
                     raise PeerError(str(error)) from None
                 lease = directory.announce(holder, groups, withdrawn, fresh=message.fresh)
-                connection.send(frames.Announced(lease))
+                self._reply(connection, frames.Announced(lease))
             case frames.Where():
                 found = directory.where(keys_of(connection, tail_length))
-                connection.send(frames.Found([one for one, _ in found]), frames.pack_held([row for _, row in found]))
+                rows = frames.pack_held([row for _, row in found])
+                self._reply(connection, frames.Found([one for one, _ in found]), rows)
             case _:
                 raise PeerError(f"unexpected message {type(message).__name__}")
 
-    def _stream(self, connection: Connection, message: frames.Fetch, keys: Sequence[bytes]) -> None:
-        if message.purpose not in PURPOSES:
+    @staticmethod
+    def _reply(connection: Connection, message: frames.AnyMessage, tail: bytes | memoryview = b"") -> None:
+        connection.settimeout(PROGRESS_SECONDS)
+        connection.send(message, tail, seconds=read_seconds(len(tail)))
+
+    def _fetch(self, connection: Connection, message: frames.Fetch, keys: Sequence[bytes]) -> None:
+        purpose = self._purposes().get(message.purpose)
+        if purpose is None:
             raise PeerError(f"unknown purpose of a fetch: {message.purpose[:20]!r}")
-        if not self._streams.acquire(blocking=False):
-            connection.send(frames.Refused("busy", BUSY_RETRY_SECONDS))
-            return
-        try:
-            with self._source.blocks(message.format, keys, message.purpose) as blocks:
-                for index, tag, data in blocks:
-                    connection.send(frames.Block(index, tag), data)
-            connection.send(frames.FetchEnd())
-        finally:
-            self._streams.release()
+        # in this order: whatever the asker has written there, also what is no number, gives a time
+        until = time.monotonic() + min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
+        with self._gates[message.purpose].entered(0, streams=purpose.sending.streams, room=0) as served:
+            if served:
+                try:
+                    with self._source.blocks(message.format, keys, message.purpose) as blocks:
+                        self._stream(connection, message.purpose, blocks, until)
+                except PeerBusy:
+                    served = False
+        self._reply(connection, frames.FetchEnd() if served else frames.Refused("busy", BUSY_RETRY_SECONDS))
+
+    def _stream(
+        self, connection: Connection, purpose: str, blocks: Iterator[tuple[int, bytes, memoryview]], until: float
+    ) -> None:
+        """Sends them at the purpose's pace; what the asker would not wait for is left out."""
+        sent = 0
+        while True:
+            in_time = self._paces[purpose].wait(
+                sent,
+                lambda: self._purposes()[purpose].sending.bytes_per_second,
+                max(sent, 1),
+                until,
+                hopeful=False,
+            )
+            if not in_time or time.monotonic() >= until:
+                self._count(f"bound_{purpose}_out_seconds")
+                return
+            block = next(blocks, None)  # asked for when it can be sent: from here on it is kept from eviction
+            if block is None:
+                return
+            index, tag, data = block
+            try:
+                self._reply(connection, frames.Block(index, tag), data)
+            except PeerError:
+                self._count(f"reads_ended_{purpose}")
+                raise
+            sent = len(data)

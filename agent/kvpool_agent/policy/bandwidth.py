@@ -11,6 +11,11 @@ class TokenBucket:
         self._tokens = 0.0
         self._at = now
 
+    def retune(self, rate: float, block_bytes: int) -> None:
+        """Another rate from now on; what is owed stays owed."""
+        self._rate = rate
+        self._capacity = max(rate / 10, float(block_bytes))
+
     def take(self, amount: int, now: float) -> float:
         """Takes `amount` bytes; returns the seconds to wait before they may be asked for. Amounts over the capacity
         run the bucket into debt, which later takers wait for."""

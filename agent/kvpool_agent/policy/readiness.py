@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # how a warm-up may end
 _WARM_UP_REASONS = ("", "nothing_to_warm", "warm_deadline", "warm_incomplete", "arena_lost")
+PAUSED, RESUMED = "paused", "resumed"
 STARTING, WARMING, WARM, DEGRADED = "Starting", "Warming", "Ready(warm)", "Ready(degraded)"
 
 
@@ -31,18 +32,33 @@ class Readiness:
         them."""
         self._limits = limits
         self._started_at = now
-        self.state, self.reason = STARTING, ""
+        self._state, self._reason = STARTING, ""
         if latched:
-            self.state, self.reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "arena_lost")
+            self._state, self._reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "arena_lost")
         self.latched = latched
-        self._resumed = latched
+        self._resumed = latched and self._reason != RESUMED
+        self._paused = False
         self.healthy_at: float | None = None
         self.attached_at: float | None = None
         self.ready_at: float | None = None
 
     @property
+    def state(self) -> str:
+        return DEGRADED if self._paused else self._state
+
+    @property
+    def reason(self) -> str:
+        return PAUSED if self._paused else self._reason
+
+    @property
     def ready(self) -> bool:
         return self.state in (WARM, DEGRADED)
+
+    @property
+    def lasting(self) -> tuple[str, str]:
+        """State and reason for the next worker, which sees for itself whether the pool is paused."""
+        early = self._paused and self._state in (STARTING, WARMING)
+        return (DEGRADED, RESUMED) if early else (self._state, self._reason)
 
     @property
     def added_seconds(self) -> float:
@@ -52,6 +68,19 @@ class Readiness:
             return 0.0
         return max(0.0, self.ready_at - max(known))
 
+    def limit(self, limits: Limits) -> None:
+        """Other limits from now on."""
+        self._limits = limits
+
+    def pause(self, paused: bool, now: float) -> None:
+        """While the pool is paused the agent is ready, whatever was before; afterwards it is what it would be, but
+        never unready again."""
+        before, self._paused = self._paused, paused
+        if paused and self.ready_at is None:
+            self.ready_at = now
+        elif before and not paused and self._state in (STARTING, WARMING):
+            self._state, self._reason = DEGRADED, RESUMED
+
     def engine_healthy(self, now: float) -> None:
         if self.healthy_at is None:
             self.healthy_at = now
@@ -60,10 +89,10 @@ class Readiness:
         """An engine session has begun; warming starts with the first one."""
         if self.attached_at is None:
             self.attached_at = now
-        if self.state == STARTING:
-            self.state = WARMING
-        elif self.reason in ("not_attached", "probe_mismatch"):  # of the engine before this one
-            self.reason, self._resumed = "nothing_to_warm", False
+        if self._state == STARTING:
+            self._state = WARMING
+        elif self._reason in ("not_attached", "probe_mismatch"):  # of the engine before this one
+            self._reason, self._resumed = "nothing_to_warm", False
 
     def bare(self, reason: str, now: float) -> None:
         """The engine starts, or goes on, without the pool."""
@@ -71,30 +100,32 @@ class Readiness:
 
     def warmed(self, reason: str, now: float) -> None:
         """The warm-up has ended: with an empty reason the hot set is in, else what kept it from that."""
-        if self._resumed and self.reason in _WARM_UP_REASONS:
+        if self._resumed and self._reason in _WARM_UP_REASONS:
             # the warm-up of the earlier worker has been judged; this one only brings in what is missing
-            complete = not reason and self.reason not in ("", "nothing_to_warm")
+            complete = not reason and self._reason not in ("", "nothing_to_warm")
             if not complete:
                 return
         self._enter(DEGRADED if reason else WARM, reason, now)
 
     def arena_lost(self) -> None:
         """A latched worker has recovered nothing although its predecessor held blocks."""
-        if self._resumed and self.reason in _WARM_UP_REASONS:
-            self.state, self.reason = DEGRADED, "arena_lost"
+        if self._resumed and self._reason in _WARM_UP_REASONS:
+            self._state, self._reason = DEGRADED, "arena_lost"
 
     def tick(self, now: float) -> None:
         """Lets deadlines pass."""
         limits = self._limits
-        if self.state == WARMING and _passed(self.attached_at, limits.deadline_seconds, now):
+        if self._paused:
+            return
+        if self._state == WARMING and _passed(self.attached_at, limits.deadline_seconds, now):
             self._enter(DEGRADED, "warm_deadline", now)
-        elif self.state == STARTING:
+        elif self._state == STARTING or (self._reason == RESUMED and self.attached_at is None):
             unattached = _passed(self.healthy_at, limits.attach_grace_seconds, now)
             if unattached or _passed(self._started_at, limits.start_seconds, now):
                 self._enter(DEGRADED, "not_attached", now)
 
     def _enter(self, state: str, reason: str, now: float) -> None:
-        self.state, self.reason, self._resumed = state, reason, False
+        self._state, self._reason, self._resumed = state, reason, False
         if self.ready_at is None:
             self.ready_at = now
 

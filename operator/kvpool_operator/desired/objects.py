@@ -27,13 +27,18 @@ def agent_config(pool: KVCachePool) -> AgentConfig:
             maxBytes=int(spec.prewarm.max_bytes),
             maxBytesPerSecond=int(spec.prewarm.max_bytes_per_second),
             maxStreams=spec.prewarm.max_streams,
+            sourceMaxStreams=spec.prewarm.source_max_streams,
         ),
         readiness=Readiness(
             targetPercent=spec.readiness.target_percent,
             deadlineSeconds=spec.readiness.deadline_seconds,
             attachGraceSeconds=spec.readiness.attach_grace_seconds,
         ),
-        loading=Loading(deadlineSeconds=spec.loading.deadline_seconds),
+        loading=Loading(
+            deadlineSeconds=spec.loading.deadline_seconds,
+            maxBytesPerSecond=int(spec.loading.max_bytes_per_second),
+        ),
+        paused=spec.paused,
     )
 
 

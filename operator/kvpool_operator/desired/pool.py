@@ -103,26 +103,34 @@ class Prewarm(_Part, frozen=True):
     """Bounds of a newcomer's warm-up: the blocks that most requests of the pool contained are fetched from other
     replicas before the pod turns ready."""
 
-    max_bytes: Annotated[Bytes, field("Bytes of the hot set at most. 0: newcomers fetch nothing.", least=0)] = Bytes(
-        2 * GIB
+    max_bytes: Annotated[Bytes, field("Bytes of the hot set at most. 0: newcomers fetch nothing.", LIVE, least=0)] = (
+        Bytes(2 * GIB)
     )
     max_bytes_per_second: Annotated[
-        Bytes, field("Bytes per second that a newcomer fetches at most, from all sources together.", least=1)
+        Bytes,
+        field(
+            "Bytes per second that a newcomer fetches at most, from all sources together; and that a source gives at "
+            "most, to all newcomers together.",
+            LIVE,
+            least=1,
+        ),
     ] = Bytes(500 * MIB)
-    max_streams: Annotated[int, field("Sources that a newcomer fetches from at a time.", ge=1, le=256)] = 4
+    max_streams: Annotated[int, field("Sources that a newcomer fetches from at a time.", LIVE, ge=1, le=256)] = 4
+    source_max_streams: Annotated[int, field("Newcomers that a source serves at a time.", LIVE, ge=1, le=256)] = 2
 
 
 class Readiness(_Part, frozen=True):
     """When a newcomer turns ready. Whatever comes first counts, and ready is never taken back."""
 
     target_percent: Annotated[
-        int, field("Ready when this much of the hot set is in, in percent of its blocks.", ge=1, le=100)
+        int, field("Ready when this much of the hot set is in, in percent of its blocks.", LIVE, ge=1, le=100)
     ] = 95
     deadline_seconds: Annotated[
         float,
         field(
             "Ready, and shown as degraded, this long after the engine's first attach. Keep it below the "
             "progressDeadlineSeconds of the Deployment.",
+            LIVE,
             ge=0,
             le=86400,
         ),
@@ -131,6 +139,7 @@ class Readiness(_Part, frozen=True):
         float,
         field(
             "Ready, and shown as degraded, when the engine has been healthy this long and has not attached.",
+            LIVE,
             ge=0,
             le=86400,
         ),
@@ -142,8 +151,22 @@ class Loading(_Part, frozen=True):
 
     deadline_seconds: Annotated[
         float,
-        field("After this much of a request's waiting, what has come is used and the rest computed.", ge=0.05, le=3600),
+        field(
+            "After this much of a request's waiting, what has come is used and the rest computed.",
+            LIVE,
+            ge=0.05,
+            le=3600,
+        ),
     ] = 10.0
+    max_bytes_per_second: Annotated[
+        Bytes,
+        field(
+            "Bytes per second that a member fetches for requests at most, and gives at most to those of others. 0: no "
+            "bound.",
+            LIVE,
+            least=0,
+        ),
+    ] = Bytes(0)
 
 
 _Quantities = dict[str, str | int | float]
@@ -177,6 +200,9 @@ class PoolSpec(_Part, frozen=True):
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
     agent: Agent = msgspec.field(default_factory=Agent)
+    paused: Annotated[
+        bool, field("Nothing is loaded nor stored, and pods are ready at once, until it is false again.", LIVE)
+    ] = False
 
 
 class Metadata(_Part, frozen=True):

@@ -6,7 +6,7 @@ Security's *restricted* profile asks for, so that they hold whatever the pod's o
 
 from typing import Any
 
-from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, WORKER_PORT
+from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT
 from kvpool_operator.desired.objects import PEER_PORT_NAME
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity
@@ -34,8 +34,9 @@ SECURITY_CONTEXT = {
 }
 
 
-def agent_container(pool: KVCachePool, image: str, *, guaranteed: bool) -> dict[str, Any]:
-    """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's."""
+def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed: bool) -> dict[str, Any]:
+    """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's. revision:
+    the hash of the pod's template."""
     arena = int(pool.spec.tiers.memory.size)
     memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
     said = pool.spec.agent.resources
@@ -58,7 +59,11 @@ def agent_container(pool: KVCachePool, image: str, *, guaranteed: bool) -> dict[
             RUN_DIR,
         ],
         "restartPolicy": "Always",
-        "env": [_field("KVPOOL_MEMBER_UID", "metadata.uid"), _field("KVPOOL_MEMBER_NAME", "metadata.name")],
+        "env": [
+            _field("KVPOOL_MEMBER_UID", "metadata.uid"),
+            _field("KVPOOL_MEMBER_NAME", "metadata.name"),
+            {"name": TEMPLATE_VARIABLE, "value": revision},
+        ],
         "ports": [
             {"name": PEER_PORT_NAME, "containerPort": PEER_PORT, "protocol": "TCP"},
             {"name": "kvpool-probes", "containerPort": SUPERVISOR_PORT, "protocol": "TCP"},

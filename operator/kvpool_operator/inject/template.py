@@ -17,10 +17,11 @@ from kvpool_operator.desired.objects import agent_config
 from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers, resources
 from kvpool_operator.inject.edits import Edits, UnreadableRecordError, undo
-from kvpool_operator.inject.engine import find_engine, join_engine, refuse_engine
+from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine
 from kvpool_operator.inject.meshes import exclude_ports
 from kvpool_operator.inject.obstacles import refuse_pod
 from kvpool_operator.inject.refusal import Refused
+from kvpool_operator.inject.revision import template_hash
 from kvpool_operator.inject.shm import room_for_host_pool
 from kvpool_operator.inject.start import find_plugin
 
@@ -96,11 +97,12 @@ def _restored(template: dict[str, Any]) -> tuple[dict[str, Any], str]:
 def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -> None:
     spec, own = edits.template["spec"], pool.metadata.name
     host_pool = int(pool.spec.engine.host_pool.size)
+    revision = template_hash(spec, client_config(pool))
     for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations")):
         edits.collection(*path, kind=dict)
     guaranteed = resources.is_guaranteed(spec)
     client = containers.client_container(image, guaranteed=guaranteed)
-    agent = containers.agent_container(pool, image, guaranteed=guaranteed)
+    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed)
     for volume in containers.volumes(pool_object_name(own)):
         edits.add(("spec", "volumes"), volume)
     room_for_host_pool(edits, engine, host_pool)

@@ -1,0 +1,101 @@
+"""Other members' reads from the arena: leases over a bounded number of bytes, renewed by progress.
+
+A long fetch keeps only its next few blocks from eviction, and all readers of a purpose together a part of the arena;
+beyond that they are told to ask again. A lease lasts as long as sending one block may: a reader that goes on renews it
+with each block, and after one that stands still the slots are free again, whatever its thread does.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvpool_agent.account import Account
+from kvpool_agent.peer.bounds import Gate
+from kvpool_agent.peer.connection import PeerBusy
+from kvpool_agent.peer.serve import BUSY_RETRY_SECONDS, read_seconds
+from kvpool_agent.policy.purposes import Purposes, default_purposes
+from kvpool_agent.store.arena import Held
+from kvpool_agent.store.slab import Slab
+from kvpool_agent.store.tag import tag_of
+
+log = logging.getLogger("kvpool.answer")
+
+Readable = tuple[int, bytes, memoryview]  # index among the keys, tag, bytes
+
+
+class _Handed:
+    """`open`: a block was given to the reader, who has not come back for the next one."""
+
+    open = False
+
+
+class Reading:
+    """Any thread may call."""
+
+    def __init__(self, account: Account, purposes: Callable[[], Purposes] = default_purposes) -> None:
+        """purposes: the bounds that hold now."""
+        self._account = account
+        self._purposes = purposes
+        self._gates = {name: Gate(f"{name}_kept", account.count) for name in purposes()}
+
+    @contextmanager
+    def blocks(self, slab: Slab, keys: Sequence[bytes], purpose: str) -> Iterator[Iterator[Readable]]:
+        """The blocks that are held, in order. Each is to be sent within `read_seconds` of its bytes. Raises PeerBusy
+        where the purpose's readers keep all that they may."""
+        bounds, arena_bytes = self._purposes()[purpose].sending, slab.arena.slot_count * slab.slot_bytes
+        window = min(bounds.window_blocks(slab.slot_bytes, arena_bytes), len(keys))
+        size = window * slab.slot_bytes
+        with self._gates[purpose].entered(size, streams=bounds.streams, room=bounds.room(arena_bytes)) as found:
+            if not found:
+                raise PeerBusy(BUSY_RETRY_SECONDS)
+            handed = _Handed()
+            reads = self._windows(slab, keys, window, handed, lambda: self._moved(purpose, slab))
+            try:
+                yield reads
+            except BaseException:
+                handed.open = False  # the last one did not arrive
+                raise
+            finally:
+                reads.close()
+                if handed.open:
+                    self._moved(purpose, slab)
+
+    def _right(self, slab: Slab, block: Held) -> bool:
+        """Whether the bytes are what was stored. One that changed would be refused by every member that asks, and
+        count as this member's fault: it is dropped here instead, and the asker sees a gap."""
+        if tag_of(block.key, slab.view(block.slot)) == block.tag:
+            return True
+        self._account.count("tag_failures")
+        log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
+        slab.arena.drop(block.key)
+        return False
+
+    def _moved(self, purpose: str, slab: Slab) -> None:
+        self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
+
+    def _windows(
+        self, slab: Slab, keys: Sequence[bytes], window: int, handed: _Handed, gone: Callable[[], None]
+    ) -> Generator[Readable]:
+        for start in range(0, len(keys), max(window, 1)):
+            yield from self._window(slab, keys[start : start + window], start, handed, gone)
+
+    def _window(
+        self, slab: Slab, keys: Sequence[bytes], start: int, handed: _Handed, gone: Callable[[], None]
+    ) -> Generator[Readable]:
+        arena, seconds = slab.arena, read_seconds(slab.slot_bytes)
+        lease, held = arena.lease(keys, time.monotonic(), seconds)
+        try:
+            for index in range(len(keys)):
+                if not arena.renew(lease, time.monotonic(), seconds):  # this reader was waited for longer than that
+                    self._account.count("read_leases_ended")
+                    lease, rest = arena.lease(keys[index:], time.monotonic(), seconds)
+                    held[index:] = rest
+                block: Held | None = held[index]
+                if block is not None and self._right(slab, block):
+                    handed.open = True
+                    yield start + index, block.tag, slab.view(block.slot)
+                    handed.open = False
+                    gone()
+        finally:
+            arena.release(lease)

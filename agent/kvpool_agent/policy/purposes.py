@@ -1,0 +1,83 @@
+"""The purposes of a transfer and the bounds of each, at both ends: the one table in which a purpose is added.
+
+Each purpose has streams, bytes per second and a part of the arena of its own, so that none can starve another: a
+cohort of newcomers takes no place from a request. Whatever a bound is, one block at a time always passes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvpool_contract.config import Loading, Prewarm
+
+DEMAND, PREWARM, PROBE = "demand", "prewarm", "probe"
+PACED_SECONDS = 0.1  # of a bounded rate are asked for at a time
+PARTS = 4  # that share the bytes in flight: a long fetch goes in parts and lets others in between
+STREAM_BYTES = 8 << 20  # that one stream of a source keeps in their slots at a time
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """Of one member's fetches: streams at a time, bytes per second (0: no bound), the part of the arena that may be
+    reserved for bytes on their way, fetches that wait for a stream, times that a busy source is asked again."""
+
+    streams: int
+    bytes_per_second: float
+    arena_percent: int
+    queue: int
+    busy_tries: int
+
+    def room(self, arena_bytes: int) -> int:
+        """Bytes that may be on their way at a time."""
+        return arena_bytes * self.arena_percent // 100
+
+    def part_blocks(self, slot_bytes: int, arena_bytes: int) -> int:
+        """Blocks that are asked for at a time."""
+        part = self.room(arena_bytes) // PARTS
+        if self.bytes_per_second:
+            part = min(part, int(self.bytes_per_second * PACED_SECONDS))
+        return max(1, part // slot_bytes)
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Of one source, to all members together: streams at a time, bytes per second (0: no bound), and the part of the
+    arena that may be kept from eviction by what is being read. Who finds no place is told when to ask again."""
+
+    streams: int
+    bytes_per_second: float
+    arena_percent: int
+
+    def room(self, arena_bytes: int) -> int:
+        """Bytes that may be kept at a time."""
+        return arena_bytes * self.arena_percent // 100
+
+    def window_blocks(self, slot_bytes: int, arena_bytes: int) -> int:
+        """Blocks that one stream keeps at a time."""
+        return max(1, min(STREAM_BYTES, self.room(arena_bytes) // self.streams) // slot_bytes)
+
+
+@dataclass(frozen=True)
+class Purpose:
+    receiving: Receiving
+    sending: Sending
+
+
+Purposes = Mapping[str, Purpose]
+
+
+def purposes(prewarm: Prewarm, loading: Loading) -> Purposes:
+    """The table under this configuration. A warm-up asks busy sources again at a pace of its own; a probe's few rows
+    come from the source's engine, not from its arena."""
+    rate, warm_rate = loading.maxBytesPerSecond, prewarm.maxBytesPerSecond
+    return {
+        DEMAND: Purpose(Receiving(16, rate, 50, 64, 8), Sending(8, rate, 25)),
+        PREWARM: Purpose(
+            Receiving(prewarm.maxStreams, warm_rate, 25, prewarm.maxStreams, 0),
+            Sending(prewarm.sourceMaxStreams, warm_rate, 10),
+        ),
+        PROBE: Purpose(Receiving(1, 0, 1, 1, 0), Sending(2, 0, 1)),
+    }
+
+
+def default_purposes() -> Purposes:
+    return purposes(Prewarm(), Loading())
