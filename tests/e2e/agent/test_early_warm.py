@@ -42,7 +42,8 @@ def test_the_hot_set_is_in_before_the_engine_attaches_and_readiness_follows_with
     assert words(before) == ["format_expected", "warm_begin", "warm_end"]
     assert (before.transfers["prewarm_in"].blocks, before.transfers["prewarm_in"].bytes) == (HOT, HOT * ROW)
     c.attach()
-    ready = c.until_state("Ready(warm)")
+    c.until_state("Ready(warm)")
+    ready = c.until("the event of it", lambda status: words(status)[-1:] == ["ready"])
     assert words(ready) == ["format_expected", "warm_begin", "warm_end", "attached", "ready"]
     assert (ready.transfers, ready.warm.planned_blocks) == (before.transfers, HOT)
     assert ready.incarnation == before.incarnation
