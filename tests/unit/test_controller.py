@@ -136,6 +136,7 @@ def run_loops(
     scenario: Callable[[Loops], Awaitable[None]],
     every: float = 3600.0,
     keys: Callable[[], Awaitable[list[tuple[str, str]]]] = no_keys,
+    quiet: float = 0.01,
 ) -> None:
     async def all_of_it() -> None:
         loops = Loops(once, keys, every)
@@ -145,7 +146,7 @@ def run_loops(
         finally:
             await loops.stop()
 
-    monkeypatch.setattr(loops_module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(loops_module, "QUIET_SECONDS", quiet)
     asyncio.run(all_of_it())
 
 
@@ -189,6 +190,25 @@ def test_a_pass_that_fails_is_repeated_and_touches_no_other_pool(monkeypatch: py
         await until(lambda: seen.count("bad") >= 2 and seen.count("good") >= 2)
 
     run_loops(monkeypatch, once, scenario, every=0.02)
+
+
+def test_a_pool_whose_passes_fail_for_hours_is_looked_after_when_they_succeed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes: list[int] = []
+
+    async def once(_: tuple[str, str]) -> bool:
+        passes.append(1)
+        if len(passes) < 1100:
+            raise OSError("no way")
+        return True
+
+    async def scenario(loops: Loops) -> None:
+        loops.wake(KEY)
+        await until(lambda: len(passes) >= 1100)
+
+    monkeypatch.setattr(loops_module.log, "warning", lambda *_: None)
+    run_loops(monkeypatch, once, scenario, every=0.0, quiet=0.0)
 
 
 def test_a_pool_that_is_gone_is_looked_after_no_more_and_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

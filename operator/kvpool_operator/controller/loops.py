@@ -19,6 +19,7 @@ PASS_SECONDS = 120.0
 RESYNC_SECONDS = 60.0
 PARALLEL = 8
 JITTER = 0.1
+MOST_DOUBLINGS = 10  # of the pause after a failure; the thousandth would be no number any more
 
 
 class Loops:
@@ -69,7 +70,7 @@ class Loops:
                 failures = 0
                 metrics.PASSES.labels("ok").inc()
             await asyncio.sleep(QUIET_SECONDS)
-            pause = min(self._every, 2.0**failures) if failures else self._every
+            pause = min(self._every, 2.0 ** min(failures, MOST_DOUBLINGS)) if failures else self._every
             if there:
                 await _wait(due, pause * random.uniform(1 - JITTER, 1 + JITTER))
         del self._due[key]
