@@ -167,6 +167,24 @@ def test_a_pool_as_the_server_keeps_it_is_the_pool_as_written() -> None:
     assert read_stored_pool(stored) == read_pool(document({"engine": {"port": 9}}))
 
 
+def test_a_definition_that_is_newer_makes_no_stored_pool_unusable() -> None:
+    """The API server fills its new defaults into pools that were stored long before."""
+    known = {"engine": {"port": 9, "hostPool": {"size": "1Gi"}}, "agent": {"resources": {"requests": {"cpu": 1}}}}
+    newer = document(
+        {
+            **known,
+            "engine": {"port": 9, "hostPool": {"size": "1Gi", "adjust": True}, "type": "Auto"},
+            "tiers": {"disk": {}},
+            "drain": {"maxSeconds": 20},
+        }
+    )
+    assert read_stored_pool(newer) == read_pool(document(known))
+    with pytest.raises(PoolError, match="this version does not know it"):
+        read_pool(newer)
+    with pytest.raises(PoolError, match=r"^pool field spec.engine.port: "):
+        read_stored_pool(document({"engine": {"port": 0, "type": "Auto"}}))
+
+
 def test_a_namespace_is_checked() -> None:
     with pytest.raises(PoolError, match=r"^pool field metadata.namespace: 'a_b' is no namespace; use at most 63 "):
         read_pool(document(namespace="a_b"))

@@ -94,10 +94,10 @@ def test_a_pod_that_cannot_join_starts_bare_with_the_reason(given: Any, found: A
 
 
 def test_an_invalid_pool_says_what_is_wrong() -> None:
-    wrong = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}, "spec": {"x": 1}}
-    found = usable(wrong)
+    wrong = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}}
+    found = usable({**wrong, "spec": {"engine": {"port": 0}}})
     assert isinstance(found, Unusable)
-    assert found.sentence.startswith("pool field spec.x: this version does not know it")
+    assert found.sentence.startswith("pool field spec.engine.port: ")
     nobody = decide(read(review(pod())), pool(), Settings())
     assert (nobody.outcome, nobody.reason) == ("skipped", "pool_invalid")
 

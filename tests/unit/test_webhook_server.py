@@ -265,7 +265,7 @@ def test_pools_follow_every_change_and_every_break(monkeypatch: pytest.MonkeyPat
                 ("DELETED", named("a", "12")),
                 ("BOOKMARK", {"metadata": {"resourceVersion": "15"}}),
             ],
-            [("MODIFIED", {**named("b", "16"), "spec": {"wrong": 1}}), ApiError("410")],
+            [("MODIFIED", {**named("b", "16"), "spec": {"engine": {"port": 0}}}), ApiError("410")],
         ],
     )
 
@@ -277,7 +277,7 @@ def test_pools_follow_every_change_and_every_break(monkeypatch: pytest.MonkeyPat
         assert await pools.find("team-a", "a") == Unusable("pool_unknown")
         client.single = ApiError("away")
         assert await pools.find("team-a", "a") == Unusable("pool_unread")
-        client.single = {**POOL, "spec": {"wrong": 1}}
+        client.single = {**POOL, "spec": {"engine": {"port": 0}}}
         assert (await pools.find("team-a", "a")) == usable(client.single) != Unusable("pool_unread")
         assert client.asked == 3
 

@@ -1,7 +1,8 @@
 """The KVCachePool, `kvpool.io/v1alpha1`, as strict types: what is not here does not exist.
 
 A misspelt field that is silently ignored is a pool that silently does something else, so unknown fields are
-refused, and every refusal is one sentence that names the field and the fix.
+refused, and every refusal is one sentence that names the field and the fix. Those of a stored pool are ignored: the API
+server has refused what its definition does not know, and fills in the defaults of one that is newer than this process.
 """
 
 import re
@@ -235,11 +236,19 @@ def read_pool(document: object) -> KVCachePool:
 
 
 def read_stored_pool(body: Mapping[str, Any]) -> KVCachePool:
-    """The pool of an object as the API server keeps it, with metadata and a status of the server's own; raises
-    PoolError."""
+    """The pool of an object as the API server keeps it, with metadata and a status of the server's own; fields of a
+    newer definition are ignored. Raises PoolError."""
     metadata = {key: body["metadata"][key] for key in ("name", "namespace") if key in body["metadata"]}
     frame = {key: body.get(key) for key in ("apiVersion", "kind")}
-    return read_pool({**frame, "metadata": metadata, "spec": body.get("spec") or {}})
+    return read_pool({**frame, "metadata": metadata, "spec": _known_part(body.get("spec") or {}, PoolSpec)})
+
+
+def _known_part(document: Any, shape: Any) -> Any:
+    """What this version knows of a document."""
+    if not isinstance(document, Mapping) or not isinstance(shape, type) or not issubclass(shape, msgspec.Struct):
+        return document
+    shapes = {f.encode_name: f.type for f in msgspec.structs.fields(shape)}
+    return {name: _known_part(value, shapes[name]) for name, value in document.items() if name in shapes}
 
 
 def _decode(shape: type, value: object) -> object:
