@@ -284,6 +284,32 @@ def test_pools_follow_every_change_and_every_break(monkeypatch: pytest.MonkeyPat
     followed(client, check)
 
 
+@pytest.mark.parametrize(
+    ("watch", "lists", "pauses"),
+    [
+        ([ApiError("403")], 9, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]),  # it may not be watched
+        ([], 1, [0.5] * 8),  # each watch ends as soon as it has begun
+    ],
+)
+def test_an_api_server_that_keeps_no_watch_is_not_asked_without_end(
+    monkeypatch: pytest.MonkeyPatch, watch: list[Any], lists: int, pauses: list[float]
+) -> None:
+    client = ScriptedClient([[]] * 9, [watch] * 8)
+    slept: list[float] = []
+    yielding = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await yielding(0)
+
+    async def check(_: Pools) -> None:
+        assert (slept, 9 - len(client.lists)) == (pauses, lists)
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    followed(client, check)
+
+
 def test_a_flood_of_unknown_pools_is_not_passed_on() -> None:
     async def run() -> None:
         release = asyncio.Event()

@@ -7,7 +7,9 @@ a pool and its first pods are often applied together.
 
 import asyncio
 import logging
+import math
 import random
+import time
 from typing import Any
 
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
@@ -18,6 +20,7 @@ log = logging.getLogger("kvpool.webhook")
 
 QUESTIONS = 16  # of single pools at a time
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+STEADY_SECONDS = 30.0  # a watch that lasted so long was no failure
 
 
 def usable(document: dict[str, Any]) -> KVCachePool | Unusable:
@@ -59,20 +62,27 @@ class Pools:
         return usable(document) if document else Unusable("pool_unknown")
 
     async def follow(self) -> None:
-        """Keeps what is known up to date, for ever."""
+        """Keeps what is known up to date, for ever. A list that is followed by no watch for long counts as a
+        failure like any other, so that an API server that refuses watches is not asked without end."""
         pause = FIRST_PAUSE
         while True:
+            began = math.inf
             try:
                 since = await self._list()
-                pause = FIRST_PAUSE
+                began = time.monotonic()
                 while True:
+                    watching = time.monotonic()
                     since = await self._watch(since)
+                    if time.monotonic() - watching < FIRST_PAUSE:  # it ended at once: the next one may, too
+                        await asyncio.sleep(FIRST_PAUSE)
             except ApiError as error:
                 self.faults += 1
                 log.warning("pools can't be read, going on with the %d known: %s", len(self._known), error)
             except Exception:
                 self.faults += 1
                 log.exception("pools can't be read, going on with the %d known", len(self._known))
+            if time.monotonic() - began >= STEADY_SECONDS:
+                pause = FIRST_PAUSE
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
 
