@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
@@ -45,8 +46,8 @@ class Reconciler:
         # Events come first: a controller that is killed between the two tells them again under the same names.
         of_pods = member_events(*key, observed.members)
         told = self._told.get(key, set())
-        await self._tell([e for e in of_pods if e.name not in told], now)
-        self._told[key] = {event.name for event in of_pods}
+        told = told | await self._tell([e for e in of_pods if e.name not in told], now)
+        self._told[key] = told & {event.name for event in of_pods}
         if after != before:
             await self._tell(pool_events(metadata, before, after, observed.members), now)
             await self._write_status(pool, after)
@@ -88,8 +89,11 @@ class Reconciler:
                 log.info("%s/%s: applied", metadata["namespace"], title)
         return NOT_REFUSED
 
-    async def _tell(self, events: list[Event], now: str) -> None:
-        """An Event that can't be written is logged: it must not keep a status from being written."""
+    async def _tell(self, events: list[Event], now: str) -> set[str]:
+        """The names of those that are not to be told again. An Event that can't be written is logged: it must not keep
+        a status from being written. Where nobody answers, the others wait for the next pass: Events are many, and each
+        would be waited for."""
+        done = set()
         for event in events:
             log.info("%s: %s: %s", dict(event.regarding)["name"], event.reason, event.message)
             create: Callable[[Document], bool] = self._cluster.create_event
@@ -98,6 +102,11 @@ class Reconciler:
                     metrics.WRITES.labels("Event").inc()
             except ApiException as error:
                 log.warning("the Event can't be written: %s %s", error.status, error.reason)
+            except HTTPError as error:
+                log.warning("the Event can't be written: %s", error)
+                break
+            done.add(event.name)
+        return done
 
     async def _write_status(self, pool: Document, status: Document) -> None:
         try:

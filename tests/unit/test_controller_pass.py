@@ -1,0 +1,74 @@
+"""One pass over a pool, where the API server takes some of its writes and not others."""
+
+import asyncio
+from typing import Any, cast
+
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import ReadTimeoutError
+
+from kvpool_operator.controller.agents import Agents
+from kvpool_operator.controller.cluster import Cluster, Document, Key
+from kvpool_operator.controller.reconcile import Reconciler
+
+KEY = ("a", "chat")
+BARE = [f"bare-{number}" for number in range(5)]
+
+
+class TakesNoEvents:
+    """A cluster with a pool, its objects and bare pods; `refusal` is what comes of an Event."""
+
+    def __init__(self, refusal: Exception | None) -> None:
+        self.refusal = refusal
+        self.events: list[str] = []
+        self.statuses: list[Document] = []
+
+    def read_pool(self, _: Key) -> Document:
+        metadata = {"name": "chat", "namespace": "a", "uid": "1", "generation": 1}
+        return {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": metadata}
+
+    def read(self, wanted: Document) -> Document:
+        return wanted
+
+    def pods(self, _: Key) -> list[Document]:
+        return [{"metadata": {"name": name, "uid": f"{name}-uid"}} for name in BARE]
+
+    def create_event(self, event: Document) -> bool:
+        self.events.append(event["involvedObject"]["name"])
+        if self.refusal:
+            raise self.refusal
+        return True
+
+    def write_status(self, _: Document, status: Document) -> None:
+        self.statuses.append(status)
+
+
+def passes(cluster: TakesNoEvents, *refusals: Exception | None) -> None:
+    """One pass for each of `refusals`."""
+
+    async def run() -> None:
+        agents = Agents()
+        reconciler = Reconciler(cast(Cluster, cluster), agents)
+        for refusal in refusals:
+            cluster.refusal = refusal
+            assert await reconciler.once(KEY)
+        await agents.close()
+
+    asyncio.run(run())
+
+
+def test_an_api_server_that_does_not_answer_to_events_gets_the_status_and_the_events_later() -> None:
+    silent = ReadTimeoutError(cast(Any, None), "/events", "timed out")
+    cluster = TakesNoEvents(silent)
+    passes(cluster, silent)
+    assert (cluster.events, len(cluster.statuses)) == (["bare-0", "chat"], 1)  # one of the pods, one of the pool
+    cluster.events.clear()
+    passes(cluster, silent, None, None)
+    assert [name for name in cluster.events if name != "chat"] == ["bare-0", *BARE]
+    assert len(cluster.statuses) == 4
+
+
+def test_events_that_are_refused_are_not_tried_for_ever() -> None:
+    cluster = TakesNoEvents(None)
+    passes(cluster, ApiException(status=403, reason="Forbidden"), None)
+    assert [name for name in cluster.events if name != "chat"] == BARE
+    assert len(cluster.statuses) == 2
