@@ -109,6 +109,18 @@ def test_a_fault_of_ours_lets_the_pod_be_created_unchanged(pools: KnownPools, bo
     asyncio.run(run())
 
 
+def test_a_fault_of_ours_is_no_answer_for_a_pod_that_requires_the_pool() -> None:
+    body = review()
+    body["request"]["object"]["metadata"]["annotations"]["kvpool.io/require"] = "true"
+
+    async def run() -> None:
+        async with served(KnownPools(RuntimeError("ours"))) as (asked, webhook):
+            assert (await asked.post(PATH, json=body)).status == 500
+            assert outcomes(webhook) == {"failed": 1}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"request":{}}', b"\xff", b"[" * 100_000])
 def test_what_is_no_review_is_told_so(body: bytes) -> None:
     async def run() -> None:

@@ -80,6 +80,12 @@ def decide(asked: Asked, pool: KVCachePool | Unusable, settings: Settings) -> An
     return _skip(asked, Unusable(result.reason))
 
 
+def requires_pool(pod: dict[str, Any]) -> bool:
+    """Whether the pod says that it must not start without the pool."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return bool(annotations.get(REQUIRE_ANNOTATION) == "true")
+
+
 def allow(uid: str, patch: str = "", warning: str = "") -> dict[str, Any]:
     """An answer that lets the pod be created."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
@@ -92,8 +98,7 @@ def allow(uid: str, patch: str = "", warning: str = "") -> dict[str, Any]:
 
 def _skip(asked: Asked, why: Unusable) -> Answer:
     sentence = f"{explain(why.reason)} {why.sentence}".rstrip()
-    annotations = (asked.pod.get("metadata") or {}).get("annotations") or {}
-    if annotations.get(REQUIRE_ANNOTATION) == "true":
+    if requires_pool(asked.pod):
         message = f"the pod requires kvpool ({REQUIRE_ANNOTATION}) and can't join: {sentence}"
         status = {"code": 403, "reason": "Forbidden", "message": message}
         return Answer(_review({"uid": asked.uid, "allowed": False, "status": status}), "denied", why.reason)

@@ -1,7 +1,8 @@
 """The webhook's two ports: reviews over HTTPS, and health and metrics over HTTP for kubelet and Prometheus.
 
 Whatever goes wrong in here lets the pod be created unchanged: with `failurePolicy: Ignore` that is what happens, too,
-when nobody answers at all.
+when nobody answers at all. A pod that requires the pool gets no answer then, and the `failurePolicy: Fail` of its kind
+refuses it.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from kvpool_operator.webhook.api import ApiServer, Client
 from kvpool_operator.webhook.certificate import LiveCertificate
 from kvpool_operator.webhook.metrics import Metrics
 from kvpool_operator.webhook.pools import Pools
-from kvpool_operator.webhook.review import Answer, NotAReviewError, allow, decide, read
+from kvpool_operator.webhook.review import Answer, NotAReviewError, allow, decide, read, requires_pool
 
 log = logging.getLogger("kvpool.webhook")
 
@@ -78,12 +79,14 @@ class Webhook:
                     pool = await self._pools.find(asked.k8s_namespace, asked.pool)
                 answer = decide(asked, pool, self._known_settings())
             except Exception:
-                log.exception("a pod of namespace %s is created unchanged", asked.k8s_namespace)
+                log.exception("a pod of namespace %s can't be reviewed", asked.k8s_namespace)
                 answer = Answer(allow(asked.uid), "failed")
         self._count(answer, time.monotonic() - started)
         if answer.reason:
             name = asked.pod.get("metadata", {}).get("name") or asked.pod.get("metadata", {}).get("generateName")
             log.info("%s pod %s/%s: %s", answer.outcome, asked.k8s_namespace, name, answer.reason)
+        if answer.outcome == "failed" and requires_pool(asked.pod):
+            return web.Response(status=500, text="a fault in kvpool's webhook; its log says which\n")
         return web.json_response(answer.review)
 
     def _known_settings(self) -> Settings:
