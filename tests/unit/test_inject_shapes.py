@@ -161,6 +161,34 @@ def test_parts_with_an_unreadable_record_are_left_alone(record: str) -> None:
     assert inject(template, pool({}), SETTINGS) == Skip("already_injected")
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"changed": [["spec/containers/engine/securityContext/runAsUser", 0, 1000]]},
+        {"changed": [["spec/containers/engine/image", "mine:1", "mirror.test/mine:1"]]},
+        {"changed": [["metadata/labels/team", "x", "y"]]},
+        {"added": ["spec/initContainers/audit"]},
+        {"added": ["spec/containers/audit"]},
+        {"made": ["spec/tolerations"]},
+    ],
+)
+def test_a_record_undoes_nothing_that_no_injector_has_done(record: dict[str, Any]) -> None:
+    """Anybody can write one; what a policy has made of the pod before kvpool was asked stays."""
+    whole = {"version": 1, "engine": "engine", "added": [], "changed": [], "made": [], **record}
+    engine = {"name": "engine", "image": "mirror.test/mine:1", "securityContext": {"runAsUser": 1000}}
+    spec = {
+        "containers": [engine, {"name": "audit", "image": "a"}],
+        "initContainers": [{"name": "audit", "image": "a"}],
+        "tolerations": [],
+    }
+    template = {"metadata": {"labels": {"team": "y"}}, "spec": spec}
+    pod = copy.deepcopy(template)
+    pod["metadata"]["annotations"] = {ORIGINALS_ANNOTATION: json.dumps(whole)}
+    assert restore(pod) == template | {"metadata": {"labels": {"team": "y"}, "annotations": {}}}
+    expected = inject({**template, "metadata": {"labels": {"team": "y"}, "annotations": {}}}, pool({}), SETTINGS)
+    assert inject(pod, pool({}), SETTINGS) == expected
+
+
 def test_nodes_without_native_sidecars() -> None:
     template = read("job")["given"]
     for version, taken in (((1, 28), False), ((1, 29), True), ((2, 0), True), (None, True)):

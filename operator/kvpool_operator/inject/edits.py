@@ -4,9 +4,13 @@ An admission webhook is called a second time after other webhooks have had their
 of a running cluster. So every injection begins with the template as its user wrote it: parts that were added are
 removed by name, and a field of the user's own that was edited gets its former value back. A field that somebody else
 has changed since keeps their value, which then counts as the user's. The record lies in one annotation.
+
+Anybody can write that annotation, and the webhook would undo what it says on top of what policies have made of the pod.
+So a record counts only where all that it names is what the injector may have written.
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +18,20 @@ from kvpool_operator.desired.quantity import QuantityError, parse_milli
 
 VERSION = 1
 _Path = tuple[str, ...]
+_ADDED = re.compile(
+    r"spec/(volumes|initContainers|containers/[^/]+/volumeMounts)/kvpool-[^/]+"
+    r"|spec/containers/[^/]+/env/KVPOOL_CLIENT_CONFIG"
+)
+_CHANGED = re.compile(
+    r"spec/containers/[^/]+/(command|env/(PYTHONPATH|VLLM_PLUGINS)|resources/(requests|limits)/memory)"
+    r"|spec/resources/(requests|limits)/(cpu|memory)|spec/volumes/[^/]+/emptyDir/sizeLimit"
+    r"|metadata/labels/kvpool\.io~1pool"
+    r"|metadata/annotations/(kvpool|traffic\.sidecar\.istio|config\.linkerd)\.io~1[^/]+"
+)
+_MADE = re.compile(
+    r"metadata(/labels|/annotations)?|spec/(volumes|initContainers)"
+    r"|spec/containers/[^/]+/(env|volumeMounts|resources(/requests|/limits)?)"
+)
 
 
 class UnreadableRecordError(ValueError):
@@ -76,9 +94,9 @@ def undo(template: dict[str, Any], record: str) -> str:
         if fields["version"] != VERSION:
             raise UnreadableRecordError(f"version {fields['version']!r}")
         engine = str(fields["engine"])
-        added = [_path(entry) for entry in fields["added"]]
-        changed = [(_path(path), before, after) for path, before, after in fields["changed"]]
-        made = [_path(entry) for entry in fields["made"]]
+        added = [_path(entry, _ADDED) for entry in fields["added"]]
+        changed = [(_path(path, _CHANGED), before, after) for path, before, after in fields["changed"]]
+        made = [_path(entry, _MADE) for entry in fields["made"]]
     except (ValueError, TypeError, KeyError) as error:
         raise UnreadableRecordError(str(error)) from None
     for path in added:
@@ -99,9 +117,9 @@ def _pointer(path: _Path) -> str:
     return "/".join(step.replace("~", "~0").replace("/", "~1") for step in path)
 
 
-def _path(pointer: Any) -> _Path:
-    if not isinstance(pointer, str) or not pointer:
-        raise UnreadableRecordError(f"{pointer!r} is no path")
+def _path(pointer: Any, ours: re.Pattern[str]) -> _Path:
+    if not isinstance(pointer, str) or not ours.fullmatch(pointer):
+        raise UnreadableRecordError(f"{pointer!r} is no path that an injector writes")
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/"))
 
 
