@@ -202,10 +202,20 @@ def test_the_engines_port_is_read_where_it_stands_plainly(arguments: list[str], 
             {"requests": {"memory": "5294967296"}, "limits": {"memory": "4294967301"}},
         ),
         ({"limits": {"cpu": 1}}, {"limits": {"cpu": 1}}),
+        (
+            {"limits": {"memory": "0"}, "requests": {"memory": 0}},
+            {"limits": {"memory": "0"}, "requests": {"memory": 0}},
+        ),
     ],
 )
 def test_memory_that_is_set_grows_by_the_host_pool(resources: dict[str, Any], expected: dict[str, Any]) -> None:
     assert first(joined(template(engine(resources=resources))))["resources"] == expected
+
+
+def test_a_pods_own_limit_of_zero_is_none_and_stays() -> None:
+    resources = {"limits": {"memory": "0", "cpu": "4"}, "requests": {"memory": "0", "cpu": "1"}}
+    expected = {"limits": {"memory": "0", "cpu": "6"}, "requests": {"memory": "0", "cpu": "1250m"}}
+    assert joined(template(resources=resources))["spec"]["resources"] == expected
 
 
 def test_an_engine_without_resources_gets_none() -> None:

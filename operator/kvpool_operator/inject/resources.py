@@ -51,15 +51,21 @@ def raise_engine(edits: Edits, engine: dict[str, Any], host_pool: int) -> None:
     """The host pool's pages are charged to the engine, which touches them first.
 
     A request that isn't there is the limit; it is written out, since the API server would write it, too, and then
-    nobody could tell that it grew with the limit."""
+    nobody could tell that it grew with the limit. A limit of zero is none, and allows no request but zero."""
     present = engine.get("resources") or {}
     limit = (present.get("limits") or {}).get("memory")
+    if _is_zero(limit):
+        return
     path = ("spec", "containers", engine["name"], "resources")
     for kind in ("requests", "limits"):
         amount = (present.get(kind) or {}).get("memory", limit)
         if amount is not None:
             edits.collection(*path, kind, kind=dict)
             edits.set((*path, kind, "memory"), write("memory", parse_milli(amount) + 1000 * host_pool))
+
+
+def _is_zero(limit: Any) -> bool:
+    return limit is not None and parse_milli(limit) == 0
 
 
 def raise_pod(edits: Edits, agent: dict[str, dict[str, Any]], host_pool: int) -> None:
@@ -71,6 +77,8 @@ def raise_pod(edits: Edits, agent: dict[str, dict[str, Any]], host_pool: int) ->
             if name in _QOS:
                 added = parse_milli(agent[kind][name]) + (1000 * host_pool if name == "memory" else 0)
                 most = (resources.get("limits") or {}).get(name)
+                if _is_zero(most):
+                    continue
                 amount = parse_milli(present) + added
                 amount = amount if kind == "limits" or most is None else min(amount, parse_milli(most))
                 edits.set(("spec", "resources", kind, name), write(name, amount))
