@@ -285,6 +285,16 @@ _TABLE = (
         "Give that container another port.",
     ),
     Reason(
+        "path_taken",
+        "The engine's container has a volume at /run/kvpool or /kvpool/client, or a read-only one above.",
+        "Mount that volume elsewhere.",
+    ),
+    Reason(
+        "annotations_full",
+        "The record of what kvpool changes does not fit into the pod's annotations, which hold 256 KiB.",
+        "Put a long script of the engine's command into a ConfigMap or the image.",
+    ),
+    Reason(
         "sidecars_unsupported",
         "A node is older than Kubernetes 1.29, which has no native sidecars.",
         "Update the nodes.",

@@ -296,6 +296,10 @@ def from_source(name: str) -> dict[str, Any]:
     return engine(env=[{"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])
 
 
+def mounted_at(path: str, **more: Any) -> dict[str, Any]:
+    return engine(volumeMounts=[{"name": "mine", "mountPath": path, **more}])
+
+
 def with_shm(**volume: Any) -> dict[str, Any]:
     mounted = engine(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}])
     return template(mounted, volumes=[{"name": "shm", **volume}] if volume else [])
@@ -320,6 +324,10 @@ VLLM_BY_ARGUMENT = {"name": "b", "image": "i", "args": ["-m", "vllm.entrypoints.
         (template(engine(args=["--port", "9000"])), "engine_port_differs"),
         (template(engine(env=[{"name": "KVPOOL_CLIENT_CONFIG", "value": "{}"}])), "already_injected"),
         (template(volumes=[{"name": "kvpool-run", "emptyDir": {}}]), "already_injected"),
+        (template(mounted_at("/run/kvpool/")), "path_taken"),
+        (template(mounted_at("/kvpool/client")), "path_taken"),
+        (template(mounted_at("/run", readOnly=True)), "path_taken"),
+        (template(engine(command=["sh", "-c", "#" * 140_000])), "annotations_full"),
     ],
 )
 def test_a_template_that_cannot_join_is_left_alone_with_a_reason(given: dict[str, Any], reason: str) -> None:
@@ -349,6 +357,14 @@ def test_the_engines_container(containers: list[dict[str, Any]], container: str,
 
 def test_a_named_container_that_is_not_there() -> None:
     assert inject(template(), pool(engine={"container": "x"}), SETTINGS) == Skip("no_engine_container")
+
+
+@pytest.mark.parametrize("path", ["/run", "/run/kvpool2", "/kvpool", "/kvpool/client/x", "/"])
+def test_other_places_for_volumes_are_no_obstacle(path: str) -> None:
+    paths = [mount["mountPath"] for mount in first(joined(template(mounted_at(path))))["volumeMounts"]]
+    assert paths == [path, "/dev/shm", "/run/kvpool", "/kvpool/client"]
+    assert joined(template(mounted_at("/run/kvpool2", readOnly=True)))
+    assert joined(template(engine(command=["sh", "-c", "#" * 120_000])))
 
 
 def test_labels_and_annotations_and_a_hash_that_follows_the_configuration() -> None:

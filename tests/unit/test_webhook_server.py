@@ -55,9 +55,9 @@ def review(size: int = 0, labels: dict[str, str] | None = None, spec: Any = None
         "metadata": {
             "generateName": "x-",
             "labels": labels or {"kvpool.io/pool": "chat"},
-            "annotations": {"a": "x" * size},
+            "annotations": {},
         },
-        "spec": spec or {"containers": [{"name": "engine", "image": "vllm:1"}]},
+        "spec": spec or {"containers": [{"name": "engine", "image": "vllm:1", "args": ["x" * size]}]},
     }
     request = {"uid": "u", "kind": {"kind": "Pod"}, "operation": "CREATE", "namespace": "team-a", "object": pod}
     return {"request": request}

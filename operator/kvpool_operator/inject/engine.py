@@ -1,6 +1,7 @@
 """The engine's container: which one it is, how it is started, and what it gets besides its own image."""
 
 import json
+import posixpath
 import shlex
 from itertools import pairwise
 from typing import Any
@@ -83,6 +84,16 @@ def refuse_engine(engine: dict[str, Any], pool: KVCachePool) -> None:
         raise Refused("multi_host")
     if port_of(engine) not in (None, pool.spec.engine.port):
         raise Refused("engine_port_differs")
+
+
+def refuse_mounts(engine: dict[str, Any]) -> None:
+    """Raises Refused where a volume of the user's lies at the place of one of ours, or, read-only, above it: the pod
+    would be refused, or its container could not be made."""
+    for mount in engine.get("volumeMounts") or []:
+        path = posixpath.normpath(mount.get("mountPath") or "/")
+        above = mount.get("readOnly") and any(own.startswith(f"{path}/") for own in (RUN_DIR, CLIENT_DIR))
+        if path in (RUN_DIR, CLIENT_DIR) or above:
+            raise Refused("path_taken")
 
 
 def client_config(pool: KVCachePool) -> str:

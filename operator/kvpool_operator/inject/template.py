@@ -17,7 +17,7 @@ from kvpool_operator.desired.objects import agent_config
 from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers, resources
 from kvpool_operator.inject.edits import Edits, UnreadableRecordError, undo
-from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine
+from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine, refuse_mounts
 from kvpool_operator.inject.meshes import exclude_ports
 from kvpool_operator.inject.obstacles import refuse_pod
 from kvpool_operator.inject.refusal import Refused
@@ -26,6 +26,7 @@ from kvpool_operator.inject.shm import room_for_host_pool
 from kvpool_operator.inject.start import find_plugin
 
 CONFIG_HASH_LENGTH = 12
+MAX_ANNOTATIONS = 256 * 2**10  # the API server's bound on names and values together
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def inject(template: dict[str, Any], pool: KVCachePool, settings: Settings) -> I
         refuse_pod(result, pool.metadata.name, settings.kubernetes)
         engine = find_engine(result["spec"].get("containers") or [], pool.spec.engine.container, before)
         refuse_engine(engine, pool)
+        refuse_mounts(engine)
         _join(Edits(result), engine, pool, image)
     except Refused as refused:
         return Skip(refused.reason)
@@ -115,7 +117,10 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     exclude_ports(edits)
     edits.set(("metadata", "labels", POOL_LABEL), own)
     edits.set(("metadata", "annotations", CONFIG_HASH_ANNOTATION), config_hash(pool))
-    edits.template["metadata"]["annotations"][ORIGINALS_ANNOTATION] = edits.record(str(engine["name"]))
+    annotations = edits.template["metadata"]["annotations"]
+    annotations[ORIGINALS_ANNOTATION] = edits.record(str(engine["name"]))
+    if sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items()) > MAX_ANNOTATIONS:
+        raise Refused("annotations_full")
 
 
 def config_hash(pool: KVCachePool) -> str:
