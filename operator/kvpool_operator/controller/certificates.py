@@ -44,7 +44,9 @@ def chosen(options: argparse.Namespace) -> certificates.Settings | None:
 
 
 async def keep(api: client.ApiClient, settings: certificates.Settings) -> None:
-    """For ever. A look that fails is repeated soon; until then what is there goes on being right."""
+    """For ever. A look that fails is repeated soon; until then what is there goes on being right. So is one that finds
+    no webhook registered: once it is, pods start bare until it is trusted."""
+    registered = True
     while True:
         pause = LOOK_SECONDS
         try:
@@ -62,5 +64,10 @@ async def keep(api: client.ApiClient, settings: certificates.Settings) -> None:
             if outcome.written:
                 log.info("the webhook's certificates: %s written", ", ".join(outcome.written))
             if not outcome.registered:
-                log.warning("there is no MutatingWebhookConfiguration %s; nobody trusts the webhook", settings.webhook)
+                pause = RETRY_SECONDS
+                if registered:
+                    log.warning(
+                        "there is no MutatingWebhookConfiguration %s; nobody asks the webhook", settings.webhook
+                    )
+            registered = outcome.registered
         await asyncio.sleep(pause)
