@@ -296,6 +296,15 @@ def from_source(name: str) -> dict[str, Any]:
     return engine(env=[{"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])
 
 
+@pytest.mark.parametrize("port", [7700, 7701, 7702])
+def test_an_engine_at_a_port_of_the_agents_could_not_listen(port: int) -> None:
+    given = template(engine(args=["--port", str(port)]))
+    assert inject(given, pool(engine={"port": port}), SETTINGS) == Skip("port_taken")
+    assert inject(template(engine(args=["--port", "7703"])), pool(engine={"port": 7703}), SETTINGS) != Skip(
+        "port_taken"
+    )
+
+
 def mounted_at(path: str, **more: Any) -> dict[str, Any]:
     return engine(volumeMounts=[{"name": "mine", "mountPath": path, **more}])
 

@@ -6,12 +6,13 @@ import shlex
 from itertools import pairwise
 from typing import Any
 
-from kvpool_contract.names import ENGINE_SOCKET
+from kvpool_contract.names import ENGINE_SOCKET, PEER_PORT, SUPERVISOR_PORT, WORKER_PORT
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.inject.edits import Edits
 from kvpool_operator.inject.refusal import Refused
 from kvpool_operator.inject.start import CLIENT_DIR
 
+AGENT_PORTS = {PEER_PORT, SUPERVISOR_PORT, WORKER_PORT}
 RUN_DIR = "/run/kvpool"
 RUN_VOLUME = "kvpool-run"
 CLIENT_VOLUME = "kvpool-client"
@@ -84,6 +85,8 @@ def refuse_engine(engine: dict[str, Any], pool: KVCachePool) -> None:
         raise Refused("multi_host")
     if port_of(engine) not in (None, pool.spec.engine.port):
         raise Refused("engine_port_differs")
+    if pool.spec.engine.port in AGENT_PORTS:
+        raise Refused("port_taken")
 
 
 def refuse_mounts(engine: dict[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from kvpool_contract.names import PEER_PORT, POOL_LABEL, SUPERVISOR_PORT, WORKER_PORT
-from kvpool_operator.inject.engine import CLIENT_CONFIG_VARIABLE
+from kvpool_contract.names import POOL_LABEL
+from kvpool_operator.inject.engine import AGENT_PORTS, CLIENT_CONFIG_VARIABLE
 from kvpool_operator.inject.refusal import Refused
 
 OWN_PREFIX = "kvpool-"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 SIDECARS_SINCE = (1, 29)
-_OWN_PORTS = {PEER_PORT, SUPERVISOR_PORT, WORKER_PORT}
 # A group's pods are one engine; a restart of any of its containers, ours too, builds the whole group anew.
 _GROUP_LABELS = ("leaderworkerset.sigs.k8s.io/name", "ray.io/cluster")
 
@@ -32,7 +31,7 @@ def refuse_pod(template: dict[str, Any], pool: str, kubernetes: tuple[int, int] 
         raise Refused("host_network")
     if any(label in labels for label in _GROUP_LABELS):
         raise Refused("multi_host")
-    if _OWN_PORTS & _ports(spec):
+    if AGENT_PORTS & _ports(spec):
         raise Refused("port_taken")
 
 
