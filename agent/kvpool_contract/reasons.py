@@ -145,6 +145,11 @@ _TABLE = (
         "Look at the agent container's state and log.",
     ),
     Reason(
+        "agent_not_started",
+        "One of kvpool's containers can't be started, and the engine waits for it.",
+        "See the pod's Events: often the image can't be pulled, for which the pod's own imagePullSecrets are used.",
+    ),
+    Reason(
         "nothing_to_warm",
         "No peer of the same format held anything to warm from.",
         "Nothing to do: the first replicas of a pool and of a new revision start cold.",

@@ -20,9 +20,9 @@ from kvpool_operator.controller.loops import Loops
 from kvpool_operator.controller.main import settings
 from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.ownership import judge, owned
-from kvpool_operator.desired.pods import AGENT_CONTAINER, Pod, living
+from kvpool_operator.desired.pods import AGENT_CONTAINER, CLIENT_CONTAINER, Pod, living
 from kvpool_operator.desired.pool import read_pool
-from kvpool_operator.inject.containers import AGENT
+from kvpool_operator.inject.containers import AGENT, CLIENT
 
 POOL = read_pool(
     {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat", "namespace": "a"}}
@@ -89,10 +89,11 @@ def pod(name: str, state: dict[str, Any] | None = None, **status: Any) -> dict[s
 
 
 def test_the_injectors_container_is_the_one_that_is_looked_for() -> None:
-    assert AGENT == AGENT_CONTAINER
+    assert (AGENT, CLIENT) == (AGENT_CONTAINER, CLIENT_CONTAINER)
 
 
 def test_living_pods_and_whether_their_agents_should_answer() -> None:
+    copier = {"name": CLIENT_CONTAINER, "restartCount": 1}
     going = pod("going", {"started": True})
     going["metadata"]["deletionTimestamp"] = "now"
     bare = pod("bare")
@@ -102,6 +103,9 @@ def test_living_pods_and_whether_their_agents_should_answer() -> None:
         pod("z", {"started": True}),
         pod("crashing", {"started": False, "restartCount": 2}),
         pod("pulling", {"started": False, "restartCount": 0}),
+        pod("unpulled", {"state": {"waiting": {"reason": "ErrImagePull"}}}),
+        pod("uncopied", initContainerStatuses=[{**copier, "state": {"running": {}}}]),
+        pod("copied", initContainerStatuses=[{**copier, "state": {"terminated": {"exitCode": 0}}}]),
         {"metadata": {"name": "new", "uid": "new-uid"}},
         pod("failed", phase="Failed"),
         pod("done", phase="Succeeded"),
@@ -110,9 +114,12 @@ def test_living_pods_and_whether_their_agents_should_answer() -> None:
     ]
     assert living(objects) == [
         Pod("bare", "bare-uid", "10.0.0.1", injected=False, expected=False, skipped="host_network"),
+        Pod("copied", "copied-uid", "10.0.0.1", injected=True, expected=False),
         Pod("crashing", "crashing-uid", "10.0.0.1", injected=True, expected=True),
         Pod("new", "new-uid", "", injected=False, expected=False),
         Pod("pulling", "pulling-uid", "10.0.0.1", injected=True, expected=False),
+        Pod("uncopied", "uncopied-uid", "10.0.0.1", injected=True, expected=False, stuck="CrashLoopBackOff"),
+        Pod("unpulled", "unpulled-uid", "10.0.0.1", injected=True, expected=False, stuck="ImagePullBackOff"),
         Pod("z", "z-uid", "10.0.0.1", injected=True, expected=True),
     ]
 

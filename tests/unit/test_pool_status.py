@@ -34,6 +34,7 @@ BARE = member("d", agent("Ready(degraded)", "no_shm_room", attached=False, forma
 SILENT = member("e", error="no answer within 3 s")
 BEGINNING = member("f", expected=False)
 UNINJECTED = member("g", injected=False)
+STUCK = member("i", expected=False, stuck="ImagePullBackOff")
 
 
 def test_a_pool_of_warm_members() -> None:
@@ -74,6 +75,7 @@ def test_a_pool_of_warm_members() -> None:
         ((COLD,), "Ready", "1/1", "0/1", "AllReady", "MembersReady"),
         ((WARM, BARE), "Degraded", "2/2", "1/2", "AllReady", "MembersDegraded"),
         ((WARM, SILENT), "Degraded", "1/2", "1/2", "AgentsUnreachable", "MembersDegraded"),
+        ((WARM, STUCK), "Degraded", "1/2", "1/2", "AgentsNotStarted", "MembersDegraded"),
         ((WARM, UNINJECTED), "Degraded", "1/2", "1/2", "NotInjected", "MembersDegraded"),
     ],
 )
@@ -101,6 +103,10 @@ def test_the_sentences_name_members_and_reasons() -> None:
     assert told["Ready"][2].startswith("3 of 4: d, e, g. 1 agent_unreachable: ")
     silent = conditions(status(SILENT))["AgentsReady"][2]
     assert silent == f"1 of 1: e (no answer within 3 s). {explain('agent_unreachable')}"
+    stuck = conditions(status(STUCK))["AgentsReady"][2]
+    assert stuck == f"1 of 1: i (ImagePullBackOff). {explain('agent_not_started')}"
+    (event,) = member_events("team-a", "chat", [STUCK])
+    assert (event.reason, event.message) == ("AgentNotStarted", f"Pool chat: {explain('agent_not_started')}")
     assert conditions(status())["Ready"][2] == POOL_LABELLED
 
 

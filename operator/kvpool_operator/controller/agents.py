@@ -56,7 +56,7 @@ class Agents:
             if status is None and last is not None and misses < FORGIVEN:
                 self._last[pod.uid] = (last, misses + 1)
                 status, error = last, ""
-        return Member(pod.name, pod.uid, pod.injected, pod.expected, status, error, pod.skipped)
+        return Member(pod.name, pod.uid, pod.injected, pod.expected, status, error, pod.skipped, pod.stuck)
 
     async def _get(self, pod: Pod) -> AgentStatus:
         host = f"[{pod.address}]" if ":" in pod.address else pod.address

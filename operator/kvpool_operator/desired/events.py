@@ -13,7 +13,7 @@ from typing import Any, Literal
 from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
 from kvpool_operator.desired.pool import API_VERSION, KIND
-from kvpool_operator.desired.status import MAX_MESSAGE, UNREACHABLE, Member
+from kvpool_operator.desired.status import MAX_MESSAGE, NOT_STARTED, UNREACHABLE, Member
 
 MAX_MESSAGE_OF_AN_EVENT = 1024  # the API server's own limit
 _TOLD = {  # conditions whose changes are told, and the reasons that are nothing to tell
@@ -100,8 +100,9 @@ def member_events(k8s_namespace: str, pool: str, members: Sequence[Member]) -> l
         word = member.reason
         if not member.injected:
             reason, message = "NotInjected", f"Label {POOL_LABEL}={pool}, but no agent. {explain(word)}"
-        elif word == UNREACHABLE:
-            reason, message = "AgentUnreachable", f"Pool {pool}: {explain(word)}"
+        elif word in (UNREACHABLE, NOT_STARTED):
+            reason = "AgentUnreachable" if word == UNREACHABLE else "AgentNotStarted"
+            message = f"Pool {pool}: {explain(word)}"
         elif member.status is not None and member.status.attached:
             reason, message = "NotWarm", f"The engine takes part in pool {pool} and is not warm. {explain(word)}"
         else:

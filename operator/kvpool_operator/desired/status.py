@@ -18,6 +18,7 @@ from kvpool_contract.status import AgentStatus
 
 WARM, DEGRADED = "Ready(warm)", "Ready(degraded)"
 UNREACHABLE, NOT_INJECTED, NOTHING_TO_WARM = "agent_unreachable", "not_injected", "nothing_to_warm"
+NOT_STARTED = "agent_not_started"
 FORMAT_DIGITS, MAX_FORMATS = 8, 16
 MAX_NAMED = 3
 MAX_MESSAGE = 2048
@@ -29,7 +30,8 @@ ConditionType = Literal["ConfigValid", "AgentsReady", "CacheWarm", "Ready"]
 @dataclass(frozen=True)
 class Member:
     """A living pod with the pool's label. `injected`: it has an agent, else `skipped` may say why not; `expected`:
-    its agent has run, so it should answer; `status`: its answer, or None and the `error`."""
+    its agent has run, so it should answer; `status`: its answer, or None and the `error`; `stuck`: the kubelet's word
+    for why the agent can't start."""
 
     name: str
     uid: str
@@ -38,6 +40,7 @@ class Member:
     status: AgentStatus | None = None
     error: str = ""
     skipped: str = ""
+    stuck: str = ""
 
     @property
     def ready(self) -> bool:
@@ -53,7 +56,7 @@ class Member:
         if not self.injected:
             return self.skipped or NOT_INJECTED
         if self.status is None:
-            return UNREACHABLE if self.expected else ""
+            return UNREACHABLE if self.expected else NOT_STARTED if self.stuck else ""
         return self.status.reason if self.status.state == DEGRADED else ""
 
     @property
@@ -174,6 +177,9 @@ def _agents(name: str, members: Sequence[Member]) -> _Verdict:
         return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
     if found := [m for m in members if not m.injected]:
         return False, "NotInjected", f"{len(found)} of {total}: {_names(found)}. {_reasons(found)}"
+    if found := [m for m in members if m.reason == NOT_STARTED]:
+        words = ", ".join(sorted({m.stuck for m in found}))
+        return False, "AgentsNotStarted", f"{len(found)} of {total}: {_names(found)} ({words}). {explain(NOT_STARTED)}"
     if found := [m for m in members if m.reason == UNREACHABLE]:
         errors = "; ".join(dict.fromkeys(m.error for m in found))
         sentence = f"{len(found)} of {total}: {_names(found)} ({errors}). {explain(UNREACHABLE)}"
