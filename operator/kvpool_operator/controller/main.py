@@ -123,6 +123,7 @@ def main() -> None:
             registry=handlers(cluster, options.namespace, options.poll_seconds, webhook_certificates.chosen(options)),
             settings=settings(),
             standalone=True,
+            identity="kvpool-controller",  # type: ignore[arg-type]  # else the user's name, and a pod's has none
             clusterwide=not options.namespace,
             namespaces=options.namespace,
             liveness_endpoint=options.liveness,
