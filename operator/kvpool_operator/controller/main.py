@@ -114,6 +114,8 @@ def main() -> None:
     webhook_certificates.add_arguments(parser)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("kopf.objects", "aiohttp.access"):  # a line for every change of a pod, and for every probe
+        logging.getLogger(name).setLevel(logging.WARNING)
     if options.metrics_port:
         metrics.serve(options.metrics_port)
     cluster = Cluster()
