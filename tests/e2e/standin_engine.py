@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from standin_http import serve_http
@@ -89,6 +89,7 @@ class StandInEngine:
         row_bytes: int = 4096,
         rows: int = 256,
         port: int = 0,
+        host: str = "127.0.0.1",
         model: str = "m",
         groups: Sequence[Group] = FULL_ATTENTION,
         store_seconds: float = STORE_SECONDS,
@@ -127,7 +128,7 @@ class StandInEngine:
         self._jobs = self._requests = 0
         self._results: dict[int, Result] = {}
         self.tokens: collections.Counter[str] = collections.Counter()
-        self._http = serve_http(port, self.metrics, self.complete)
+        self._http = serve_http((host, port), self.metrics, self.complete)
 
     @property
     def requests(self) -> int:
@@ -181,12 +182,13 @@ class StandInEngine:
         after each step whether the first of those that wait shall be preempted."""
         return self._serve([(tokens, "", None) for tokens in prompts], preempt)
 
-    def complete(self, body: dict[str, Any]) -> bool:
-        """A completion that came over HTTP, from another thread; whether there is such an endpoint."""
+    def complete(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """A completion that came over HTTP, from another thread: the fields of Served; None where there is no such
+        endpoint."""
         if not self._probe:
-            return False
-        self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
-        return True
+            return None
+        (served,) = self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
+        return asdict(served)
 
     def _serve(
         self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = _never

@@ -7,9 +7,10 @@ from typing import Any
 
 
 def serve_http(
-    port: int, metrics: Callable[[], str], complete: Callable[[dict[str, Any]], bool]
+    address: tuple[str, int], metrics: Callable[[], str], complete: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> ThreadingHTTPServer:
-    """A server that the caller runs; port 0 takes a free one. complete: whether it has completed this body."""
+    """A server that the caller runs; port 0 takes a free one. complete: what it says of this body; None where it
+    completes nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -21,11 +22,14 @@ def serve_http(
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200 if self.path == "/v1/completions" and complete(body) else 404)
-            self.send_header("Content-Length", "0")
+            said = complete(body) if self.path == "/v1/completions" else None
+            text = "" if said is None else json.dumps(said)
+            self.send_response(404 if said is None else 200)
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
+            self.wfile.write(text.encode())
 
         def log_message(self, *_: Any) -> None:
             """Nothing: a poll a second is no news."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return ThreadingHTTPServer(address, Handler)

@@ -114,6 +114,8 @@ def main() -> None:
     webhook_certificates.add_arguments(parser)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("kopf.objects", "aiohttp.access"):  # a line for every change of a pod, and for every probe
+        logging.getLogger(name).setLevel(logging.WARNING)
     if options.metrics_port:
         metrics.serve(options.metrics_port)
     cluster = Cluster()
@@ -123,6 +125,7 @@ def main() -> None:
             registry=handlers(cluster, options.namespace, options.poll_seconds, webhook_certificates.chosen(options)),
             settings=settings(),
             standalone=True,
+            identity="kvpool-controller",  # type: ignore[arg-type]  # else the user's name, and a pod's has none
             clusterwide=not options.namespace,
             namespaces=options.namespace,
             liveness_endpoint=options.liveness,

@@ -1,5 +1,5 @@
-"""One cluster and one Deployment for the whole session; without a cluster the suite is skipped with one line. The
-cluster has a node only where a test of the session needs engines.
+"""One cluster for the whole session; without a cluster the suite is skipped with one line. The cluster has nodes only
+where a test of the session needs them.
 
 With CI=true that skip is a failure: a suite that never runs proves nothing.
 """
@@ -11,7 +11,7 @@ import pytest
 
 from cluster import images, provider
 from cluster.controllers import Controller
-from cluster.engines import SELECTOR, Engines
+from cluster.engines import SELECTOR
 from cluster.kube import Kube
 from cluster.pools import NAMESPACE, Pools
 
@@ -31,13 +31,6 @@ def kube(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield kube
         if request.session.testsfailed:
             print(kube.report(SELECTOR))
-
-
-@pytest.fixture(scope="session")
-def engines(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    engines = Engines(kube)
-    engines.deploy(tmp_path_factory.mktemp("manifests"))
-    return engines
 
 
 @pytest.fixture(scope="session")

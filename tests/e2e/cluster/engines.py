@@ -1,5 +1,4 @@
-"""The engines of the tests: a Deployment of real vLLM with a small real model, joined to a pool by `kvpool
-inject`.
+"""The engines of the tests: a Deployment of real vLLM with a small real model, joined to a pool by its label.
 
 The engine's environment is 3 GB, so it is no part of an image: environment, interpreter and model are mounted
 from this machine, at their own paths, in the test's manifest only.
@@ -16,7 +15,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.images import AGENT_IMAGE, ENGINE_IMAGE
+from cluster.images import ENGINE_IMAGE
 from cluster.kube import Kube, Pod, wait_for
 from cluster.provider import REPOSITORY, prepared
 from kvpool_contract.names import WORKER_PORT
@@ -42,7 +41,7 @@ POOL = {
         # So slow that the engine is healthy long before the hot set is in: what holds a newcomer back is the pool.
         "prewarm": {"maxBytesPerSecond": "2Mi"},
         "readiness": {"targetPercent": 100},
-        "agent": {"image": AGENT_IMAGE, "resources": {"requests": {"cpu": "50m"}}},
+        "agent": {"resources": {"requests": {"cpu": "50m"}}},
     },
 }
 
@@ -92,7 +91,7 @@ def manifest() -> str:
         ],
     }
     template = {
-        "metadata": {"labels": {"app": NAME}},
+        "metadata": {"labels": {"app": NAME, "kvpool.io/pool": NAME}},
         "spec": {
             "terminationGracePeriodSeconds": 5,
             "containers": [engine],
@@ -224,11 +223,14 @@ class Engines:
     def __init__(self, kube: Kube) -> None:
         self.kube = kube
 
-    def deploy(self, folder: Path) -> None:
-        (folder / "pool.yaml").write_text(yaml.safe_dump(POOL))
-        (folder / "chat.yaml").write_text(manifest())
-        joined = kvpool("inject", "-f", str(folder / "chat.yaml"), "--pool", str(folder / "pool.yaml"))
-        self.kube.kubectl("apply", "-f", "-", stdin=joined)
+    def deploy(self) -> None:
+        self.kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(POOL))
+        self.kube.kubectl("apply", "-f", "-", stdin=manifest())
+
+    def remove(self) -> None:
+        """Returns when no engine runs any more."""
+        self.kube.kubectl("delete", f"deployment/{NAME}", f"service/{NAME}", f"kvp/{NAME}")
+        wait_for("no engine is left", lambda: not self.kube.core.list_namespaced_pod("default").items, 60)
 
     def members(self) -> list[Member]:
         return [Member(pod) for pod in self.kube.pods(SELECTOR)]

@@ -1,7 +1,7 @@
-"""The images of the tests, without a registry: the agent's, the operator's, and a bare Debian that engines run in.
+"""The images of the tests, without a registry: the agent's, the operator's, and a bare Debian with the stand-in engine.
 
 Both parts go into the root file system by the script that the Dockerfiles run, so the images that are tested hold
-what the shipped ones hold.
+what the shipped ones hold. They have the names that README uses, and so does the engine's, in place of vLLM's own.
 """
 
 import importlib.util
@@ -15,9 +15,10 @@ from typing import Any
 
 from cluster.provider import REPOSITORY, prepared, testbed
 
-AGENT_IMAGE = "kvpool.test/agent:dev"
-OPERATOR_IMAGE = "kvpool.test/operator:dev"
-ENGINE_IMAGE = "kvpool.test/engine:dev"
+AGENT_IMAGE = "registry.example/kvpool/agent:0.1.0"
+OPERATOR_IMAGE = "registry.example/kvpool/operator:0.1.0"
+ENGINE_IMAGE = "docker.io/vllm/vllm-openai:v0.32.0"
+STANDIN = ("python3", "/standin/standin_pod.py")
 SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -26,22 +27,21 @@ def archives(work: Path) -> Iterator[Path]:
     pristine = prepared("debian")
     save, archive = _save_image(), work / "image.tar"
     ours = [SEARCH_PATH, "PYTHONPATH=/opt/kvpool"]
-    for part, reference, environment, user in (
-        ("agent", AGENT_IMAGE, ours, "10001:10001"),
-        ("operator", OPERATOR_IMAGE, ours, "10001:10001"),
-        ("", ENGINE_IMAGE, [SEARCH_PATH], ""),
-    ):
-        root = pristine
-        if part:
-            root = work / part
-            subprocess.run(["cp", "-a", "--reflink=auto", pristine, root], check=True)
+    for part, reference in (("agent", AGENT_IMAGE), ("operator", OPERATOR_IMAGE), ("engine", ENGINE_IMAGE)):
+        root = work / part
+        subprocess.run(["cp", "-a", "--reflink=auto", pristine, root], check=True)
+        if part == "engine":
+            (root / "standin").mkdir()
+            for name in ("standin_engine.py", "standin_http.py", "standin_model.py", "standin_pod.py"):
+                shutil.copy(REPOSITORY / "tests" / "e2e" / name, root / "standin")
+            save(root, reference, archive, entrypoint=list(STANDIN), env=[SEARCH_PATH])
+        else:
             script = REPOSITORY / "images" / "rootfs.sh"
             subprocess.run([script, root, part], check=True, env={**os.environ, "PYTHON": sys.executable})
-        save(root, reference, archive, env=environment, user=user)
+            save(root, reference, archive, env=ours, user="10001:10001")
         yield archive
         archive.unlink()
-        if part:
-            shutil.rmtree(root)
+        shutil.rmtree(root)
 
 
 def _save_image() -> Callable[..., Any]:

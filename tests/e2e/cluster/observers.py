@@ -3,13 +3,13 @@ asking."""
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kubernetes import watch
 from urllib3.exceptions import HTTPError
 
-from cluster.engines import complete, prompt
 from cluster.kube import Kube
 
 
@@ -21,6 +21,7 @@ class EndpointWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="endpoints", daemon=True)
         self._seen: list[tuple[float, str, bool]] = []
+        self._ready: list[int] = []
 
     def __enter__(self) -> "EndpointWatch":
         self._thread.start()
@@ -33,6 +34,13 @@ class EndpointWatch:
     def history(self, pod: str) -> list[tuple[float, bool]]:
         """Times and readiness of a pod's endpoint, in the order in which they were seen."""
         return [(at, ready) for at, name, ready in list(self._seen) if name == pod]
+
+    def was_ready(self, pod: str) -> bool:
+        return any(ready for _, ready in self.history(pod))
+
+    def fewest_ready(self) -> int:
+        """How many endpoints were ready when there were fewest; for a Service with one slice."""
+        return min(self._ready)
 
     def _run(self) -> None:
         watcher: Any = watch
@@ -47,7 +55,9 @@ class EndpointWatch:
                     timeout_seconds=1,
                 ):
                     at = time.time()
-                    for endpoint in event["object"].endpoints or []:
+                    endpoints = event["object"].endpoints or []
+                    self._ready.append(sum(bool(endpoint.conditions.ready) for endpoint in endpoints))
+                    for endpoint in endpoints:
                         if endpoint.target_ref:
                             self._seen.append((at, endpoint.target_ref.name, bool(endpoint.conditions.ready)))
             except HTTPError:
@@ -56,11 +66,12 @@ class EndpointWatch:
 
 @dataclass
 class Traffic:
-    """Requests through a Service's address, one after another, over a few prompts; counts answers and
+    """Requests to an address, one after another, by `ask`, with pauses of `every` seconds; counts answers and
     failures."""
 
     host: str
-    port: int = 80
+    ask: Callable[[str], object]
+    every: float = 1.0
     served: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -77,12 +88,9 @@ class Traffic:
         self._thread.join()
 
     def _run(self) -> None:
-        prompts = [prompt(9000 + i, 300) for i in range(4)]
-        turn = 0
-        while not self._stop.wait(1.0):
+        while not self._stop.wait(self.every):
             try:
-                complete(self.host, self.port, prompts[turn % len(prompts)])
+                self.ask(self.host)
                 self.served += 1
             except (OSError, ValueError) as error:
                 self.failures.append(repr(error))
-            turn += 1

@@ -18,16 +18,22 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "ip", "debootstrap")
+CLIENTS = ("kubectl", "helm")
 FILES = (Path("/bin/busybox"), Path("/usr/lib/cni/bridge"))
 
 
 @dataclass(frozen=True)
 class Provided:
-    """A running cluster: its kubeconfig, its kubectl, and whether images have to be loaded into it."""
+    """A running cluster: its kubeconfig, the folder of kubectl and helm, and the testbed's own folder, where it is one
+    of the testbed's: then images have to be loaded into it, and its nodes may be killed."""
 
     kubeconfig: Path
-    kubectl: str
+    programs: Path
     folder: Path | None = None
+
+    @property
+    def kubectl(self) -> str:
+        return str(self.programs / "kubectl")
 
 
 def testbed() -> Path:
@@ -37,7 +43,7 @@ def testbed() -> Path:
 def lacking() -> str:
     """Why no cluster can be had here, in one line; empty when one can."""
     if os.environ.get("KVPOOL_E2E_KUBECONFIG"):
-        return "" if shutil.which("kubectl") else "kubectl is not installed"
+        return next((f"{name} is not installed" for name in CLIENTS if not shutil.which(name)), "")
     if not (testbed() / "cluster.py").exists():
         return "no cluster: set KVPOOL_E2E_KUBECONFIG, or KVPOOL_TESTBED to the folder of cluster.py"
     if os.geteuid() != 0:
@@ -49,18 +55,18 @@ def lacking() -> str:
 
 @contextlib.contextmanager
 def provide(level: str = "node") -> Iterator[Provided]:
-    """A cluster for the session, with a node or (level `control`) without. One that was started here is always taken
+    """A cluster for the session, with two nodes or (level `control`) without. One that was started here is always taken
     down: containers outlive processes."""
     if named := os.environ.get("KVPOOL_E2E_KUBECONFIG"):
-        yield Provided(Path(named), "kubectl")
+        kubectl = shutil.which("kubectl")
+        assert kubectl
+        yield Provided(Path(named), Path(kubectl).parent)
         return
     folder = Path(tempfile.mkdtemp(prefix="kvpool-cluster-"))
     try:
-        said = _testbed("up", folder, "--level", level).splitlines()
+        said = _testbed("up", folder, "--level", level, "--nodes", "2").splitlines()
         values = dict(line.split("=", 1) for line in said if "=" in line)
-        kubectl = shutil.which("kubectl", path=values["PATH"])
-        assert kubectl, "the testbed brings no kubectl"
-        yield Provided(Path(values["KUBECONFIG"]), kubectl, folder)
+        yield Provided(Path(values["KUBECONFIG"]), Path(values["PATH"].partition(":")[0]), folder)
     finally:
         _testbed("down", folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -69,6 +75,12 @@ def provide(level: str = "node") -> Iterator[Provided]:
 def load_image(cluster: Provided, archive: Path) -> None:
     assert cluster.folder, "images of a named cluster are its owner's"
     _testbed("load", cluster.folder, str(archive))
+
+
+def kill_node(cluster: Provided, number: int) -> None:
+    """Kubelet, containerd and every container of node `node-NUMBER`, at once; nothing brings it back."""
+    assert cluster.folder, "only the testbed's nodes are killed"
+    _testbed("kill-node", cluster.folder, str(number))
 
 
 def _testbed(action: str, folder: Path, *arguments: str) -> str:

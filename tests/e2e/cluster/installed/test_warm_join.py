@@ -2,10 +2,11 @@
 replica holds the hot set before it takes traffic."""
 
 import contextlib
+import itertools
 import json
 import time
 
-from cluster.engines import NAME, SELECTOR, Engines, Member, kvpool, prompt, whole_blocks
+from cluster.engines import NAME, SELECTOR, Engines, Member, complete, kvpool, prompt, whole_blocks
 from cluster.kube import Kube, wait_for
 from cluster.observers import EndpointWatch, Traffic
 
@@ -36,7 +37,11 @@ def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
 
     # A third replica joins under traffic.
     names = {first.pod.name, second.pod.name}
-    with EndpointWatch(kube, NAME) as endpoints, Traffic(kube.cluster_ip(NAME)) as traffic:
+    prompts = itertools.cycle([prompt(9000 + i, 300) for i in range(4)])
+    with (
+        EndpointWatch(kube, NAME) as endpoints,
+        Traffic(kube.cluster_ip(NAME), ask=lambda host: complete(host, 80, next(prompts))) as traffic,
+    ):
         kube.scale(NAME, 3)
         third = wait_for(
             "the third pod's address",

@@ -1,0 +1,77 @@
+"""The chart in the cluster, installed and removed by helm itself."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from cluster.kube import Kube, wait_for
+from cluster.provider import REPOSITORY, Provided
+
+RELEASE, NAMESPACE = "kvpool", "kvpool-system"
+CHART = REPOSITORY / "helm" / "kvpool"
+CONTROLLER, WEBHOOK = "kvpool-controller", "kvpool-webhook"
+REGISTRATION = "injector.kvpool.io"
+REGISTRY = "--set=global.imageRegistry=registry.example"
+
+
+class Chart(Kube):
+    """The operator's namespace, and helm."""
+
+    def __init__(self, provided: Provided) -> None:
+        super().__init__(provided, NAMESPACE)
+
+    def shell(self, command: str, folder: Path) -> str:
+        """Output of a command as a reader of README runs it, which must succeed."""
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=self._environment(), capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def helm(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [str(self.provided.programs / "helm"), *arguments]
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, timeout=300)
+        assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done
+
+    def upgrade(self, *arguments: str) -> None:
+        self.helm("upgrade", RELEASE, str(CHART), "-n", NAMESPACE, "--wait", REGISTRY, *arguments)
+
+    def uninstall(self) -> None:
+        self.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
+
+    def deployment(self, name: str) -> Any:
+        return json.loads(self.kubectl("get", "deployment", name, "-o", "json").stdout)
+
+    def scale_to(self, name: str, replicas: int) -> None:
+        """Returns when there are so many, ready, and no other pods of it."""
+        self.scale(name, replicas)
+        part = name.removeprefix("kvpool-")
+
+        def look() -> bool:
+            pods = self.core.list_namespaced_pod(NAMESPACE, label_selector=f"app.kubernetes.io/component={part}").items
+            ready = self.deployment(name)["status"].get("readyReplicas", 0)
+            return len(pods) == replicas == ready
+
+        wait_for(f"{replicas} of {name}", look, 120)
+
+    def registration(self) -> dict[str, Any]:
+        document = json.loads(self.kubectl("get", "mutatingwebhookconfiguration", REGISTRATION, "-o", "json").stdout)
+        found: dict[str, Any] = document
+        return found
+
+    def bundles(self) -> set[str]:
+        """What API servers trust, of both webhooks."""
+        return {each["clientConfig"].get("caBundle", "") for each in self.registration()["webhooks"]}
+
+    def clear(self) -> None:
+        """Nothing of kvpool is left in the cluster, the definition neither."""
+        self.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--ignore-not-found")
+        self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+        self.kubectl("delete", "crd", "kvcachepools.kvpool.io", "--ignore-not-found")
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{self.provided.programs}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "KUBECONFIG": str(self.provided.kubeconfig)}

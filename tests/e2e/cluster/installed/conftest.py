@@ -1,0 +1,69 @@
+"""The chart, installed once as README says, and removed with all that is kvpool's when these tests are done: what comes
+after them finds an empty cluster."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import readme
+from cluster.chart import CONTROLLER, WEBHOOK, Chart
+from cluster.engines import Engines
+from cluster.kube import Kube
+from cluster.provider import REPOSITORY
+from cluster.standins import StandIns
+
+LOSES_A_NODE = "lost_node"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests after which a node is gone come last of those that need nodes."""
+    mine = [n for n, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    ordered = sorted((items[n] for n in mine), key=lambda item: LOSES_A_NODE in getattr(item, "fixturenames", ()))
+    for n, item in zip(mine, ordered, strict=True):
+        items[n] = item
+
+
+@pytest.fixture(scope="package")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as README's reader has it: a checkout's, with the files that README shows."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("helm", "crds"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    for name, text in readme.files("Install").items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="package")
+def chart(kube: Kube, reader: Path) -> Iterator[Chart]:
+    """Installed by README's own command."""
+    chart = Chart(kube.provided)
+    (install,) = [line for line in readme.commands("Install") if line.startswith("helm install ")]
+    try:
+        chart.shell(install, reader)
+        yield chart
+    finally:
+        print(chart.kubectl("logs", f"deployment/{CONTROLLER}", "--tail=100", check=False).stdout[-8000:])
+        print(chart.kubectl("logs", f"deployment/{WEBHOOK}", "--tail=100", check=False).stdout[-4000:])
+        chart.clear()
+
+
+@pytest.fixture(scope="package")
+def engines(kube: Kube, chart: Chart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Real engines."""
+    engines = Engines(kube)
+    engines.deploy()
+    yield engines
+    engines.remove()
+
+
+@pytest.fixture
+def standins(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
+    """A namespace for a pool of stand-in engines."""
+    failed = request.session.testsfailed
+    home = StandIns(chart.provided, f"standins-{abs(hash(request.node.nodeid)) % 10**8}")
+    yield home
+    if request.session.testsfailed > failed:
+        print(home.report("app=chat"))
+    home.remove()

@@ -1,0 +1,196 @@
+"""Pools of stand-in engines: real pods with real agents, injected by the installed webhook, ready in seconds."""
+
+import http.client
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from standin_engine import prompt
+
+from cluster.engines import Member
+from cluster.images import ENGINE_IMAGE, STANDIN
+from cluster.kube import Kube, wait_for
+from cluster.provider import Provided
+
+NAME, SELECTOR = "chat", "app=chat"
+PORT = 8000
+READY_SECONDS = 90
+SMALL = {
+    "engine": {"hostPool": {"size": "2Mi"}},
+    "tiers": {"memory": {"size": "32Mi"}},
+    "readiness": {"targetPercent": 100},
+    "agent": {"resources": {"requests": {"cpu": "20m"}}},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """Blocks of one request by where they came from; every byte was compared."""
+
+    computed: int = 0
+    host: int = 0
+    pool: int = 0
+
+
+def ask(host: str, tokens: list[int], port: int = PORT) -> Served:
+    """Raises OSError for anything but success."""
+    connection = http.client.HTTPConnection(host, port, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": tokens}))
+        response = connection.getresponse()
+        answer = response.read()
+        if response.status != http.client.OK:
+            raise OSError(f"completion: {response.status} {answer[:300]!r}")
+    except http.client.HTTPException as error:
+        raise OSError(f"completion: {error!r}") from None
+    finally:
+        connection.close()
+    counts = json.loads(answer)
+    assert counts["equal"], "a byte that was loaded is not what would have been computed"
+    return Served(counts["computed"], counts["host"], counts["pool"])
+
+
+def deployment(replicas: int = 2, model: str = "m", annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    """As a user writes it, with the label."""
+    engine = {
+        "name": "engine",
+        "image": ENGINE_IMAGE,
+        "command": list(STANDIN),
+        "args": ["--model", model],
+        "resources": {"requests": {"cpu": "20m"}},
+        "readinessProbe": {
+            "httpGet": {"path": "/health", "port": PORT},
+            "periodSeconds": 1,
+            "timeoutSeconds": 10,
+            "failureThreshold": 10,
+        },
+    }
+    template = {
+        "metadata": {"labels": {"app": NAME, "kvpool.io/pool": NAME}, "annotations": annotations or {}},
+        "spec": {
+            "terminationGracePeriodSeconds": 20,
+            "containers": [engine],
+            # a node that has died gives its pods up soon
+            "tolerations": [
+                {
+                    "key": f"node.kubernetes.io/{taint}",
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": 3,
+                }
+                for taint in ("unreachable", "not-ready")
+            ],
+        },
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": NAME},
+        "spec": {
+            "replicas": replicas,
+            "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": {"app": NAME}},
+            "template": template,
+        },
+    }
+
+
+class StandIns(Kube):
+    """The pool `chat` in a namespace of its own, with its Deployment and its Service."""
+
+    def __init__(self, provided: Provided, namespace: str) -> None:
+        super().__init__(provided, namespace)
+        self.kubectl("create", "namespace", namespace)
+
+    def remove(self) -> None:
+        """Returns when its pods are gone; the rest of the namespace follows."""
+        self.kubectl("delete", "deployment,kvp,service", "--all")
+        wait_for("no pod is left", lambda: not self.core.list_namespaced_pod(self.namespace).items, 60)
+        self.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
+    def create(self, replicas: int = 2, **changes: Any) -> list[Member]:
+        """The pool with ready replicas."""
+        pool = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": NAME}, "spec": SMALL}
+        ports = [{"port": 80, "targetPort": PORT}]
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}}
+        self._apply(pool, service | {"spec": {"selector": {"app": NAME}, "ports": ports}})
+        self.apply(replicas, **changes)
+        return self.wait_ready(replicas)
+
+    def apply(self, replicas: int = 2, **changes: Any) -> None:
+        """The Deployment with these changes of its template."""
+        self._apply(deployment(replicas, **changes))
+
+    def _apply(self, *documents: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+
+    def members(self) -> list[Member]:
+        return [Member(pod) for pod in self.pods(SELECTOR)]
+
+    def wait_ready(self, count: int, without: "set[str] | frozenset[str]" = frozenset()) -> list[Member]:
+        """So many living pods, all ready, none of these names."""
+
+        def look() -> list[Member] | None:
+            members = self.members()
+            names = {member.pod.name for member in members}
+            assert not any(member.pod.restarts for member in members), self.report(SELECTOR)
+            if len(members) == count and not names & without and all(m.pod.ready for m in members):
+                return members
+            raise ValueError([(m.pod.name, m.pod.ready) for m in members])
+
+        return wait_for(f"{count} ready pods", look, READY_SECONDS)
+
+    def heat(self, name: str, blocks: int = 8) -> list[int]:
+        """A prompt that every replica has been asked, and one of them has computed."""
+        first, *others = self.members()
+        wait_probed([first, *others], "alone", "same")
+        tokens = prompt(name, blocks)
+        assert ask(first.pod.address, tokens) == Served(computed=blocks)
+        wait_for("its blocks", lambda: first.status().arena.blocks >= blocks, 30)
+        for other in others:
+            other.wait_for_blocks(first, first.status().arena.blocks)
+            assert ask(other.pod.address, tokens) == Served(pool=blocks)
+        for member in self.members():
+            wait_for("the account", lambda m=member: sum_blocks(m) >= blocks, 30)
+        return tokens
+
+    def pool_status(self) -> dict[str, Any]:
+        found = json.loads(self.kubectl("get", "kvp", NAME, "-o", "json").stdout)
+        status: dict[str, Any] = found.get("status", {})
+        return status
+
+    def wait_status(self, **wanted: object) -> dict[str, Any]:
+        """The pool's status once these fields are so."""
+
+        def look() -> dict[str, Any] | None:
+            status = self.pool_status()
+            if {field: status.get(field) for field in wanted} == wanted:
+                return status
+            raise ValueError(status)
+
+        return wait_for(f"{wanted}", look, 60)
+
+    def containers(self) -> dict[str, list[str]]:
+        """Names of the init containers of each living pod: empty where it is bare."""
+        listed = json.loads(self.kubectl("get", "pods", "-l", SELECTOR, "-o", "json").stdout)["items"]
+        living = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+        return {pod["metadata"]["name"]: [c["name"] for c in pod["spec"].get("initContainers", [])] for pod in living}
+
+
+def wait_probed(members: Sequence[Member], *states: str) -> None:
+    """Until every member's engine has been compared with others: before that it takes nothing from them."""
+
+    def look() -> bool:
+        found = [member.status().probe.state for member in members]
+        if all(state in states for state in found):
+            return True
+        raise ValueError(found)
+
+    wait_for(f"probes that are {states}", look, 60)
+
+
+def sum_blocks(member: Member) -> int:
+    hits = member.status().hits
+    return hits.computed_blocks + hits.local_blocks + hits.shared_blocks

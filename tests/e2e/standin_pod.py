@@ -1,0 +1,52 @@
+"""The stand-in engine as the process of a pod: `python3 standin_pod.py [--model NAME]`.
+
+It joins as a real engine does, by what the injector gave to its container: the client on its PYTHONPATH, and one
+variable with the engine port. Without them it is a bare engine: it answers, and computes everything. `/health` and
+`/metrics` are on port 8000, and a completion is answered with the counts of `Served`. Told to end, it serves for some
+seconds more, until its Service has noticed. Options that it doesn't know are an engine's.
+"""
+
+import argparse
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from standin_http import serve_http
+
+PORT = 8000
+BLOCK_TOKENS = 4
+LINGER_SECONDS = 3.0
+
+
+def compute(body: dict[str, Any]) -> dict[str, Any]:
+    """A completion without kvpool."""
+    return {"computed": len(body["prompt"]) // BLOCK_TOKENS, "host": 0, "pool": 0, "equal": True}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="m", help="a field of the format")
+    options, _ = parser.parse_known_args()
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
+    if configuration := os.environ.get("KVPOOL_CLIENT_CONFIG"):
+        from standin_engine import StandInEngine
+
+        from kvpool_client import settings
+
+        socket = settings.parse(configuration).socket
+        engine = StandInEngine(socket, host="0.0.0.0", port=PORT, model=options.model, probe=True).start()
+        end.wait()
+        time.sleep(LINGER_SECONDS)
+        engine.close()
+    else:
+        server = serve_http(("0.0.0.0", PORT), lambda: "", compute)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        end.wait()
+        time.sleep(LINGER_SECONDS)
+
+
+if __name__ == "__main__":
+    main()
