@@ -1,0 +1,172 @@
+"""The chart over its life: what it may do, upgrades and rollbacks, and its removal and return under running pods."""
+
+import json
+
+import pytest
+
+from cluster.chart import CHART, CONTROLLER, NAMESPACE, REGISTRATION, REGISTRY, RELEASE, WEBHOOK, Chart
+from cluster.installed.test_parts_away import JOINED, joins
+from cluster.kube import wait_for
+from cluster.standins import Served, StandIns, ask
+
+BLOCKS = 8
+VALUES = (
+    (),
+    ("--set=networkPolicy.enabled=true", "--set=webhook.excludedNamespaces={a,b}", "--set=webhook.oldestNode=1.29"),
+    (
+        f"--set=image.digest=sha256:{64 * chr(48)}",
+        "--set=global.imagePullSecrets={a}",
+        "--set=controller.priorityClassName=x",
+    ),
+    ("--set=crds.enabled=false", "--set=webhook.tolerations[0].key=a", "--set=webhook.nodeSelector.a=b"),
+)
+MAY_NOT = (
+    ("controller", "get", "secrets", ""),
+    ("controller", "list", "secrets", NAMESPACE),
+    ("controller", "get", "secrets/other", NAMESPACE),
+    ("controller", "delete", "secrets/kvpool-webhook-authority", NAMESPACE),
+    ("controller", "create", "secrets", "default"),
+    ("controller", "get", "pods", ""),
+    ("controller", "create", "pods", ""),
+    ("controller", "patch", "pods", ""),
+    ("controller", "update", "pods", ""),
+    ("controller", "delete", "pods", ""),
+    ("controller", "create", "pods/exec", ""),
+    ("controller", "patch", "deployments.apps", ""),
+    ("controller", "patch", "kvcachepools.kvpool.io", ""),
+    ("controller", "delete", "kvcachepools.kvpool.io", ""),
+    ("controller", "delete", "configmaps", ""),
+    ("controller", "list", "configmaps", ""),
+    ("controller", "delete", "services", ""),
+    ("controller", "patch", "events", ""),
+    ("controller", "patch", "mutatingwebhookconfigurations.admissionregistration.k8s.io/other", ""),
+    ("controller", "delete", f"mutatingwebhookconfigurations.admissionregistration.k8s.io/{REGISTRATION}", ""),
+    ("controller", "create", "mutatingwebhookconfigurations.admissionregistration.k8s.io", ""),
+    ("controller", "patch", "customresourcedefinitions.apiextensions.k8s.io", ""),
+    ("controller", "get", "nodes", ""),
+    ("controller", "get", "namespaces", ""),
+    ("webhook", "patch", "kvcachepools.kvpool.io", ""),
+    ("webhook", "update", "kvcachepools.kvpool.io/status", ""),
+    ("webhook", "list", "pods", ""),
+    ("webhook", "get", "secrets/kvpool-webhook-certificate", NAMESPACE),
+    ("webhook", "get", "secrets/kvpool-webhook-authority", NAMESPACE),
+    ("webhook", "get", "configmaps", ""),
+    ("webhook", "create", "events", ""),
+)
+MAY = (
+    ("controller", "update", "secrets/kvpool-webhook-authority", NAMESPACE),
+    ("controller", "patch", f"mutatingwebhookconfigurations.admissionregistration.k8s.io/{REGISTRATION}", ""),
+    ("controller", "list", "pods", ""),
+    ("webhook", "watch", "kvcachepools.kvpool.io", ""),
+)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=["default", "network", "images", "placement"])
+def test_what_the_chart_makes_of_its_values_is_taken_by_the_api_server(chart: Chart, values: tuple[str, ...]) -> None:
+    linted = chart.helm("lint", "--strict", str(CHART), *values)
+    assert "0 chart(s) failed" in linted.stdout
+    made = chart.helm("template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", "1.34.0", *values).stdout
+    taken = chart.kubectl("apply", "--dry-run=server", "-f", "-", "-o", "name", stdin=made)
+    assert len(taken.stdout.splitlines()) >= 13
+    assert "unknown field" not in taken.stderr
+
+
+def test_a_value_that_does_not_exist_is_refused_by_name(chart: Chart) -> None:
+    refused = chart.helm("template", RELEASE, str(CHART), "--set=webhook.replica=3", check=False)
+    assert refused.returncode != 0
+    assert "replica" in refused.stderr and "webhook" in refused.stderr
+
+
+def test_the_accounts_may_do_what_they_need_and_nothing_beyond(chart: Chart) -> None:
+    def may(account: str, verb: str, what: str, namespace: str) -> bool:
+        user = f"--as=system:serviceaccount:{NAMESPACE}:kvpool-{account}"
+        where = ["-n", namespace] if namespace else ["--all-namespaces"]
+        said = chart.kubectl("auth", "can-i", verb, what, user, *where, check=False).stdout.strip()
+        assert said in ("yes", "no"), said
+        return said == "yes"
+
+    assert [asked for asked in MAY if not may(*asked)] == []
+    assert [asked for asked in MAY_NOT if may(*asked)] == []
+
+
+def test_pods_of_the_operator_are_as_locked_down_as_they_claim(chart: Chart) -> None:
+    """Pod Security's restricted profile takes them, their root is read-only, and a node can be drained."""
+    chart.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    for name in (CONTROLLER, WEBHOOK):
+        template = chart.deployment(name)["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{name}-dry"}, "spec": template["spec"]}
+        chart.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    budget = json.loads(chart.kubectl("get", "pdb", WEBHOOK, "-o", "json").stdout)
+    assert budget["status"]["disruptionsAllowed"] == 1
+
+
+def test_an_upgrade_and_a_rollback_keep_the_trust_the_pools_and_the_running_pods(
+    chart: Chart, standins: StandIns
+) -> None:
+    standins.create(2)
+    tokens = standins.heat("hot", BLOCKS)
+    before, trusted = standins.pods("app=chat"), chart.bundles()
+    assert len(trusted) == 1 and "" not in trusted
+    revision = chart.registration()["metadata"]["generation"]
+    chart.upgrade("--set=webhook.timeoutSeconds=7", "--set=webhook.replicas=3", "--set=agent.image.tag=next")
+    assert chart.registration()["metadata"]["generation"] > revision
+    assert {each["timeoutSeconds"] for each in chart.registration()["webhooks"]} == {7}
+    assert chart.bundles() == trusted
+    assert chart.deployment(WEBHOOK)["status"]["readyReplicas"] == 3
+    wait_for("new pods have the new agent", lambda: agent_image(standins) == "registry.example/kvpool/agent:next", 60)
+
+    chart.helm("rollback", RELEASE, "-n", NAMESPACE, "--wait")
+    assert {each["timeoutSeconds"] for each in chart.registration()["webhooks"]} == {10}
+    assert chart.bundles() == trusted
+    wait_for("and the former one", lambda: agent_image(standins) == "registry.example/kvpool/agent:0.1.0", 60)
+
+    # the pods that ran have noticed nothing
+    assert standins.pods("app=chat") == before
+    assert [ask(pod.address, tokens) for pod in before] == [Served(host=BLOCKS)] * 2
+    standins.wait_status(phase="Ready", ready="2/2")
+
+
+def test_uninstalled_under_running_pods_they_share_on_and_a_new_installation_finds_the_pools(
+    chart: Chart, standins: StandIns
+) -> None:
+    standins.create(2)
+    tokens = standins.heat("hot", BLOCKS)
+    before = standins.pods("app=chat")
+    chart.uninstall()
+    try:
+        # what is left: definition and pools with what they made, and the certificates, which only a new one needs
+        left = chart.kubectl("get", "all,pdb,serviceaccounts", "-l", "app.kubernetes.io/name=kvpool", "-o", "name")
+        assert [line for line in left.stdout.splitlines() if not line.startswith("pod/")] == []
+        assert chart.kubectl("get", "mutatingwebhookconfiguration", REGISTRATION, check=False).returncode != 0
+        assert set(standins.kubectl("get", "kvp,cm,svc", "-o", "name").stdout.split()) == {
+            "kvcachepool.kvpool.io/chat",
+            "configmap/chat-kvpool",
+            "configmap/kube-root-ca.crt",
+            "service/chat",
+            "service/chat-kvpool",
+        }
+        standins.heat("more", BLOCKS)
+        assert [ask(pod.address, tokens) for pod in before] == [Served(host=BLOCKS)] * 2
+        assert standins.pods("app=chat") == before
+    finally:
+        chart.helm("install", RELEASE, str(CHART), "-n", NAMESPACE, "--wait", REGISTRY)
+    wait_for("pods join", lambda: joins(standins), 60)
+    standins.scale("chat", 3)
+    (third,) = (m for m in standins.wait_ready(3) if m.pod not in before)
+    assert standins.containers()[third.pod.name] == JOINED
+    assert (third.status().state, third.status().warm.loaded_blocks) == ("Ready(warm)", 2 * BLOCKS)
+    standins.wait_status(phase="Ready", ready="3/3")
+
+
+def agent_image(standins: StandIns) -> str:
+    """The agent's image that a pod would get now."""
+    command = ["get", "deployment", "chat", "-o", "json"]
+    template = json.loads(standins.kubectl(*command).stdout)["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": "dry"}}
+    dry = standins.kubectl(
+        "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod | {"spec": template["spec"]})
+    )
+    image: str = json.loads(dry.stdout)["spec"]["initContainers"][-1]["image"]
+    return image

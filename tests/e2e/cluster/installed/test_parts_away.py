@@ -1,0 +1,77 @@
+"""What goes on while a part of the operator is away, and what is told once it is back."""
+
+import json
+
+import pytest
+from kubernetes import client
+
+from cluster.chart import CONTROLLER, WEBHOOK, Chart
+from cluster.kube import wait_for
+from cluster.standins import Served, StandIns, ask, deployment
+
+BLOCKS = 8
+JOINED = ["kvpool-client", "kvpool-agent"]
+
+
+def test_without_the_controller_a_whole_generation_of_pods_joins_and_warms(chart: Chart, standins: StandIns) -> None:
+    old = standins.create(2)
+    tokens = standins.heat("hot", BLOCKS)
+    standins.wait_status(ready="2/2", warm="0/2")
+    chart.scale_to(CONTROLLER, 0)
+    try:
+        standins.apply(2, annotations={"example.test/revision": "2"})
+        new = standins.wait_ready(2, without={member.pod.name for member in old})
+        assert [m.status().state for m in new] == ["Ready(warm)", "Ready(warm)"]
+        assert [m.status().warm.loaded_blocks for m in new] == [BLOCKS, BLOCKS]
+        assert [ask(m.pod.address, tokens).computed for m in new] == [0, 0]
+        # a replica more, from those that never knew a controller
+        standins.scale("chat", 3)
+        (third,) = (m for m in standins.wait_ready(3) if m.pod.name not in {n.pod.name for n in new})
+        assert (third.status().state, third.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
+        assert standins.pool_status()["warm"] == "0/2"  # nobody has written it meanwhile
+    finally:
+        chart.scale_to(CONTROLLER, 1)
+    standins.wait_status(phase="Ready", ready="3/3", warm="3/3")
+
+
+def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they_are_made_anew(
+    chart: Chart, standins: StandIns
+) -> None:
+    (first,) = standins.create(1)
+    tokens = standins.heat("hot", BLOCKS)
+    required = pod("required", {"kvpool.io/require": "true"})
+    chart.scale_to(WEBHOOK, 0)
+    try:
+        with pytest.raises(client.ApiException, match=r"failed calling webhook .*require\.kvpool\.io"):
+            standins.core.create_namespaced_pod(standins.namespace, required)
+        standins.scale("chat", 2)
+        (bare,) = (m for m in standins.wait_ready(2) if m.pod.name != first.pod.name)
+        assert standins.containers() == {first.pod.name: JOINED, bare.pod.name: []}
+        assert ask(bare.pod.address, tokens) == Served(computed=BLOCKS)
+        status = standins.wait_status(phase="Degraded", ready="1/2")
+        told = next(c for c in status["conditions"] if c["type"] == "AgentsReady")
+        assert (told["status"], told["reason"]) == ("False", "NotInjected")
+        assert bare.pod.name in told["message"] and "kvpool inject" in told["message"]
+    finally:
+        chart.scale_to(WEBHOOK, 2)
+    # the webhook's Service is known to the API server a moment after its pods are ready
+    wait_for("pods join", lambda: joins(standins), 60)
+    standins.kubectl("delete", "pod", bare.pod.name)
+    (again,) = (m for m in standins.wait_ready(2, without={bare.pod.name}) if m.pod.name != first.pod.name)
+    assert standins.containers() == {first.pod.name: JOINED, again.pod.name: JOINED}
+    assert (again.status().state, again.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
+    standins.wait_status(phase="Ready", ready="2/2")
+
+
+def pod(name: str, annotations: dict[str, str]) -> dict[str, object]:
+    template = deployment()["spec"]["template"]
+    metadata = {**template["metadata"], "name": name, "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def joins(standins: StandIns) -> bool:
+    """Whether a pod would be joined now."""
+    answer = standins.core.create_namespaced_pod(
+        standins.namespace, pod("dry", {}), dry_run="All", _preload_content=False
+    )
+    return [c["name"] for c in json.loads(answer.data)["spec"].get("initContainers", [])] == JOINED
