@@ -10,6 +10,10 @@ A group with full attention is asked from the first block that the engine lacks 
 asked from its end, and while it is answered MISS the engine goes on to the beginning: so what it asks in the first
 step is what it lacks. A (request, block) is answered HIT once: asked again, its promotion has failed, and only MISS
 keeps the request from looping. All of this runs on the scheduler thread alone.
+
+Every block that was promised is accounted for when its request ends: it was loaded, found no room, or was lost. What
+was answered HIT and is in no load at the end of the step has been refused by the engine's host pool. What the engine
+never asked for and went on beyond, another request has brought into the host pool meanwhile.
 """
 
 import enum
@@ -24,6 +28,8 @@ class Answer(enum.Enum):
     MISS = "miss"
     RETRY = "retry"
 
+
+BEYOND = 1 << 62  # every block of every prompt
 
 # a request's keys by group, in the groups' order, each in the order of the prompt
 Chains = Callable[[], Sequence[Sequence[bytes]]]
@@ -44,9 +50,14 @@ class Plan:
     begins: int = -1
     lacks: set[int] = field(default_factory=set)
     hits: frozenset[bytes] | None = None
+    promised: frozenset[bytes] = frozenset()  # of the agent's answer, whatever has become of it
+    late: bool = False  # the answer came when it was not waited for any more
     taken_up: bool = False
     given: set[bytes] = field(default_factory=set)  # answered HIT
-    lost_at: int | None = None  # the first block of the prompt that was given and is lacked again
+    asked_for: set[bytes] = field(default_factory=set)  # of those, by a load
+    came: set[bytes] = field(default_factory=set)
+    no_room_at: int = BEYOND  # the first block of the prompt that found no room
+    lost_at: int = BEYOND  # the first one that was given and is lacked again
     retried: dict[int, bytes] = field(default_factory=dict)  # by group's number, in this step
 
     def runs(self) -> list[list[int]]:
@@ -63,8 +74,8 @@ class Plan:
 @dataclass(frozen=True)
 class Summary:
     """A finished request, for the agent's account, in blocks of the reference group: blocks of its prompt, index of
-    the first block that the engine lacked (-1: none, it was never asked), blocks that were loaded, blocks that lay
-    ready and found no room, blocks that were promised and then failed to load or were evicted before their use."""
+    the first block that the engine lacked (-1: none, it was never asked); and of those that the agent has promised,
+    which of three things became of each: loaded, no room, failed to load or evicted before its use."""
 
     request: str
     prompt_blocks: int
@@ -78,13 +89,19 @@ class Summary:
 class _Request:
     chains: Chains
     plan: Plan | None = None
+    dropped: list[Plan] = field(default_factory=list)  # those before it, whose loads may end yet
     places: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)  # key: group's place, block, flat index
     keys: list[bytes] = field(default_factory=list)
     prompt_blocks: int | None = None
+    started: bool = False
     asked: int = -1
     loaded_blocks: int = 0
     blocks_without_room: int = 0
     lost_blocks: int = 0
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [*self.dropped, *([self.plan] if self.plan is not None else [])]
 
 
 class Plans:
@@ -102,6 +119,7 @@ class Plans:
         self._unsent: list[Plan] = []
         self._number = 0
         self._stepped: list[Plan] = []  # those with a RETRY in this step
+        self._giving: list[Plan] = []  # those with a HIT in this step
         self._agent_silent = False
         self.hits_this_step = 0
 
@@ -112,8 +130,10 @@ class Plans:
     def scheduled(self, request: str) -> None:
         """The engine starts to compute a request: its keys are those of its prompt now, none decoded yet."""
         entry = self._requests.get(request)
-        if entry is not None and entry.prompt_blocks is None:
-            entry.prompt_blocks = len(entry.chains()[self._reference])
+        if entry is not None and not entry.started:
+            entry.started = True
+            if entry.prompt_blocks is None:
+                entry.prompt_blocks = len(entry.chains()[self._reference])
 
     def decline(self, request: str, key: bytes) -> Answer:
         """A block that is asked for while there is nobody to ask: a miss, and the account knows that it was one."""
@@ -140,25 +160,42 @@ class Plans:
         if not plan.taken_up:
             plan.taken_up = True
             if not self._divisible and len(plan.hits) > room:
-                self._without_room(entry, plan)
+                self._without_room(plan, 0)
         if key in plan.given:
             # its load has failed, or its row was given away before its use: it is computed, and what comes after it
-            block = entry.places[key][1]
-            plan.lost_at = block if plan.lost_at is None else min(plan.lost_at, block)
+            plan.lost_at = min(plan.lost_at, entry.places[key][1])
             return Answer.MISS
         if key not in plan.hits:
             return Answer.MISS
         if self._divisible and room <= 0:
-            self._without_room(entry, plan)
+            self._without_room(plan, entry.places[key][1])
             return Answer.MISS
         plan.given.add(key)
+        self._giving.append(plan)
         self.hits_this_step += 1
         return Answer.HIT
 
-    def _without_room(self, entry: _Request, plan: Plan) -> None:
-        """What was not given yet will not be."""
-        entry.blocks_without_room += self._covered(entry, plan.hits or ()) - self._covered(entry, plan.given)
+    @staticmethod
+    def _without_room(plan: Plan, block: int) -> None:
+        """From this block of the prompt on nothing is loaded; what was not given yet will not be."""
+        plan.no_room_at = min(plan.no_room_at, block)
         plan.hits = frozenset(plan.given)
+
+    def loading(self, request: str, keys: Iterable[bytes]) -> None:
+        """The engine has found room for these blocks, and loads them."""
+        entry = self._requests.get(request)
+        if entry is not None and entry.plan is not None:
+            entry.plan.asked_for.update(keys)
+
+    def _see_refused(self) -> None:
+        """What was answered HIT in this step and is not being loaded now found no row in the engine's host pool."""
+        for plan in {id(plan): plan for plan in self._giving}.values():
+            entry = self._requests.get(plan.request)
+            if entry is not None and entry.plan is plan:
+                refused = [entry.places[key][1] for key in plan.given - plan.asked_for]
+                if refused:
+                    self._without_room(plan, min(refused) if self._divisible else 0)
+        self._giving.clear()
 
     def _wait(self, entry: _Request, plan: Plan, key: bytes, now: float) -> Answer:
         if now >= plan.deadline:
@@ -210,12 +247,11 @@ class Plans:
                     break
                 plan.lacks.add(later)
 
-    def _covered(self, entry: _Request, keys: Collection[bytes]) -> int:
+    def _covered(self, entry: _Request, keys: Collection[bytes], begins: int) -> int:
         """How many blocks of the reference group, from the first that the engine lacked, these blocks stand for: with
         a window a few of them stand for the whole prefix."""
         if self._divisible:
             return len(keys)
-        begins = entry.plan.begins if entry.plan is not None else entry.asked
         ends = ((b + 1) * self._groups[place].block_tokens for place, b, _ in self._found(entry, keys))
         size = self._groups[self._reference].block_tokens
         return max(0, -(-max(ends, default=0) // size) - max(0, begins))
@@ -232,27 +268,57 @@ class Plans:
         """The agent's plan: indexes into the keys of the blocks that lie ready. Late ones are dropped."""
         self._agent_silent = False
         plan = self._by_number.pop(number, None)
-        if plan is not None and plan.hits is None:
-            plan.hits = frozenset(plan.keys[i] for i in hits if i in plan.lacks)
+        if plan is None:
+            return
+        plan.promised = frozenset(plan.keys[i] for i in hits if i in plan.lacks)
+        plan.late = plan.hits is not None
+        if plan.hits is None:
+            plan.hits = plan.promised
 
-    def loaded(self, request: str, done: Collection[bytes], *, whole: bool) -> None:
-        """These of the blocks that were answered HIT have come; `whole`: all of their job."""
+    def loaded(self, request: str, done: Collection[bytes]) -> None:
+        """These of the blocks that were answered HIT have come."""
         entry = self._requests.get(request)
-        if entry is not None and (whole or self._divisible):
-            entry.loaded_blocks += self._covered(entry, done)
+        for plan in entry.plans if entry is not None else ():
+            plan.came.update(plan.asked_for.intersection(done))
 
     def drop(self, request: str) -> None:
         """A preempted request: its next lookup makes a new plan."""
         entry = self._requests.get(request)
         if entry is not None and entry.plan is not None:
-            self._close(entry, entry.plan)
+            self._by_number.pop(entry.plan.number, None)
+            entry.dropped.append(entry.plan)
             entry.plan = None
 
-    def _close(self, entry: _Request, plan: Plan) -> None:
-        self._by_number.pop(plan.number, None)
-        if plan.lost_at is not None:
-            kept = plan.lost_at - plan.begins if self._divisible else 0
-            entry.lost_blocks += self._covered(entry, plan.given) - kept
+    def _settle(self, entry: _Request) -> None:
+        """What became of the blocks that were promised; of one that was promised again, the last time."""
+        again: set[bytes] = set()
+        for plan in reversed(entry.plans):
+            self._by_number.pop(plan.number, None)
+            if again:
+                plan.promised = plan.promised - again if self._divisible else frozenset()
+            again |= plan.promised
+            self._account(entry, plan)
+
+    def _account(self, entry: _Request, plan: Plan) -> None:
+        """Each block that was promised is one that was loaded, found no room, or was lost."""
+        promised = self._covered(entry, plan.promised, plan.begins)
+        if self._divisible:
+            at = {key: entry.places[key][1] for key in plan.promised}
+            refused = sum(block >= plan.no_room_at for block in at.values())
+            good = min(plan.no_room_at, plan.lost_at)
+            loaded = sum(block < good and self._has_come(entry, plan, key) for key, block in at.items())
+        else:
+            refused = promised if plan.no_room_at < BEYOND else 0
+            whole = not refused and plan.lost_at == BEYOND
+            loaded = promised if whole and all(self._has_come(entry, plan, key) for key in plan.promised) else 0
+        entry.blocks_without_room += refused
+        entry.loaded_blocks += loaded
+        entry.lost_blocks += promised - refused - loaded
+
+    @staticmethod
+    def _has_come(entry: _Request, plan: Plan, key: bytes) -> bool:
+        """Whether the engine had a promised block when it began to compute."""
+        return key in plan.came or (entry.started and key not in plan.given and not plan.late)
 
     def fail_open(self) -> None:
         """The session is lost: every plan without an answer, or not yet used, is empty now."""
@@ -260,6 +326,7 @@ class Plans:
         for entry in self._requests.values():
             if entry.plan is not None:
                 entry.plan.hits = frozenset()
+                entry.plan.promised &= entry.plan.given  # who has promised the rest is gone, and counts it no more
         self._by_number.clear()
         self._unsent.clear()
 
@@ -268,6 +335,7 @@ class Plans:
         for plan in self._stepped:
             plan.retried.clear()
         self._stepped.clear()
+        self._see_refused()
         self.hits_this_step = 0
         unsent, self._unsent = self._unsent, []
         for plan in unsent:
@@ -279,13 +347,12 @@ class Plans:
         entry = self._requests.pop(request, None)
         if entry is None:
             return Summary(request, 0, -1, 0, 0, 0)
-        if entry.plan is not None:
-            self._close(entry, entry.plan)
+        self._settle(entry)
         return Summary(
             request,
             entry.prompt_blocks or 0,
             entry.asked,
-            max(0, entry.loaded_blocks - entry.lost_blocks),
+            entry.loaded_blocks,
             entry.blocks_without_room,
             entry.lost_blocks,
         )

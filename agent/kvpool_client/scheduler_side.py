@@ -173,6 +173,7 @@ class SchedulerSide:
         self.ledger.open(job.job_id, (key for key, _ in blocks), is_load=True, deadline=deadline)
         request = job.req_context.req_id
         self._load_requests[job.job_id] = request
+        self._plans.loading(request, (key for key, _ in blocks))
         self._loader.submit(job.job_id, blocks, self._plans.number_of(request))
 
     def finished_jobs(self) -> list[Result]:
@@ -189,7 +190,7 @@ class SchedulerSide:
         results = self.ledger.take()
         for result in results:
             if result.is_load:
-                self._plans.loaded(self._load_requests.pop(result.job, ""), result.done, whole=result.success)
+                self._plans.loaded(self._load_requests.pop(result.job, ""), result.done)
         return results
 
     def end_step(self, new_requests: Iterable[str], preempted: Iterable[str]) -> None:

@@ -47,9 +47,10 @@ def test_a_hit_is_given_once_and_asked_again_it_is_a_miss(plans: Plans) -> None:
     assert [ask(plans, key) for key in (K1, K2, K3)] == [HIT, HIT, MISS]
     assert plans.hits_this_step == 2
     assert [ask(plans, key) for key in (K1, K2)] == [MISS, MISS]
+    plans.loading("r", [K1, K2])
     plans.end_step()
     assert plans.hits_this_step == 0
-    plans.loaded("r", [K1], whole=False)  # of the two that lay ready one has come
+    plans.loaded("r", [K1])  # of the two that lay ready one has come
     assert plans.finish("r") == Summary("r", 4, 1, 0, 0, 2)
 
 
@@ -58,7 +59,8 @@ def test_what_is_asked_for_again_was_lost_and_so_was_what_comes_after_it(plans: 
     (plan,) = plans.end_step()
     plans.answer(plan.number, [0, 1, 2, 3])
     assert [ask(plans, key) for key in CHAIN] == [HIT] * 4
-    plans.loaded("r", CHAIN, whole=True)
+    plans.loading("r", CHAIN)
+    plans.loaded("r", CHAIN)
     assert [ask(plans, key) for key in (K2, K3)] == [MISS] * 2
     assert plans.finish("r") == Summary("r", 4, 0, 2, 0, 2)
 
@@ -87,8 +89,72 @@ def test_without_room_a_block_is_a_miss_and_stays_one(plans: Plans) -> None:
     assert ask(plans, K0, room=1) is HIT
     assert ask(plans, K1, room=0) is MISS
     assert [ask(plans, key) for key in (K1, K2)] == [MISS, MISS]
-    plans.loaded("nobody", CHAIN, whole=True)
-    assert plans.finish("r") == Summary("r", 4, 0, 0, 2, 0)
+    plans.loaded("nobody", CHAIN)
+    plans.loading("r", [K0])
+    plans.loaded("r", [K0])
+    assert plans.finish("r") == Summary("r", 4, 0, 1, 2, 0)
+
+
+def given(plans: Plans, hits: int) -> None:
+    """The first blocks were promised, and all of those are answered HIT."""
+    ask(plans, K0)
+    (plan,) = plans.end_step()
+    plans.answer(plan.number, range(hits))
+    assert [ask(plans, key) for key in CHAIN[:hits]] == [HIT] * hits
+
+
+def test_of_a_load_that_failed_what_came_before_the_failure_was_loaded(plans: Plans) -> None:
+    given(plans, 4)
+    plans.loading("r", CHAIN)
+    plans.end_step()
+    plans.loaded("r", [K0, K1])
+    assert ask(plans, K2) is MISS
+    assert plans.finish("r") == Summary("r", 4, 0, 2, 0, 2)
+
+
+def test_what_the_engines_host_pool_refuses_had_no_room_nor_had_what_comes_after_it(plans: Plans) -> None:
+    ask(plans, K0)
+    (plan,) = plans.end_step()
+    plans.answer(plan.number, [0, 1, 2, 3])
+    assert [ask(plans, key) for key in (K0, K1)] == [HIT, HIT]  # the scan ends at the second one
+    plans.loading("r", [K0])
+    plans.end_step()
+    plans.loaded("r", [K0])
+    assert [ask(plans, key) for key in (K1, K2)] == [MISS, MISS]
+    plans.end_step()
+    assert plans.finish("r") == Summary("r", 4, 0, 1, 3, 0)
+
+
+def test_a_request_whose_first_block_the_host_pool_refuses_had_no_room_for_any(plans: Plans) -> None:
+    ask(plans, K0)
+    (plan,) = plans.end_step()
+    plans.answer(plan.number, [0, 1, 2])
+    assert ask(plans, K0) is HIT
+    plans.end_step()
+    plans.scheduled("r")
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 3, 0)
+
+
+@pytest.mark.parametrize(("started", "loaded"), [(True, 3), (False, 0)])
+def test_what_another_request_has_brought_meanwhile_is_a_hit_if_the_request_was_computed(
+    plans: Plans, started: bool, loaded: int
+) -> None:
+    ask(plans, K0)
+    (plan,) = plans.end_step()
+    plans.answer(plan.number, [0, 1, 2])
+    assert ask(plans, K3) is MISS  # it asks for nothing that was promised: all of that is in the host pool
+    if started:
+        plans.scheduled("r")
+    assert plans.finish("r") == Summary("r", 4, 0, loaded, 0, 3 - loaded)
+
+
+def test_a_promise_that_came_too_late_is_lost(plans: Plans) -> None:
+    ask(plans, K0)
+    (plan,) = plans.end_step()
+    assert ask(plans, K0, now=6.0) is MISS
+    plans.answer(plan.number, [0, 1])
+    plans.scheduled("r")
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 2)
 
 
 def test_a_preempted_request_gets_a_new_plan_and_the_old_answer_is_dropped(plans: Plans) -> None:
@@ -103,8 +169,24 @@ def test_a_preempted_request_gets_a_new_plan_and_the_old_answer_is_dropped(plans
     assert (plans.number_of("r") == new.number, new.runs()) == (True, [[1, 4]])
     plans.answer(new.number, [1])
     assert ask(plans, K1) is HIT
-    plans.loaded("r", [K1], whole=True)
+    plans.loading("r", [K1])
+    plans.loaded("r", [K1])
     assert plans.finish("r") == Summary("r", 4, 0, 1, 0, 0)
+
+
+@pytest.mark.parametrize("promised_again", [False, True])
+def test_a_load_that_ends_after_its_request_was_preempted_counts_once(plans: Plans, promised_again: bool) -> None:
+    given(plans, 3)
+    plans.loading("r", CHAIN[:3])
+    plans.end_step()
+    plans.drop("r")
+    if promised_again:  # the engine has given K2 away meanwhile
+        ask(plans, K2)
+        (new,) = plans.end_step()
+        plans.answer(new.number, [2])
+    plans.loaded("r", CHAIN[:3])
+    plans.scheduled("r")
+    assert plans.finish("r") == Summary("r", 4, 0, 3, 0, 0)
 
 
 def test_a_lost_session_empties_every_plan_and_new_requests_get_new_ones(plans: Plans) -> None:
@@ -211,9 +293,30 @@ def test_what_came_is_counted_in_blocks_of_the_prompt_and_a_part_of_it_is_nothin
     hybrid_planned(hybrid)
     came = [K0, K1, WINDOWS[1], WINDOWS[0]]
     assert [ask(hybrid, key, room=4) for key in came] == [HIT] * 4
-    hybrid.loaded("r", came[:3], whole=False)
-    hybrid.loaded("r", came, whole=True)
+    hybrid.loading("r", came)
+    hybrid.loaded("r", came[:3])
+    hybrid.loaded("r", came)
     assert hybrid.finish("r") == Summary("r", 4, 0, 2, 0, 0)
+
+
+def test_of_several_groups_one_block_that_the_host_pool_refuses_is_no_room_for_all(hybrid: Plans) -> None:
+    hybrid_planned(hybrid)
+    assert [ask(hybrid, key) for key in (K0, K1, WINDOWS[1])] == [HIT] * 3
+    hybrid.loading("r", [K0, K1])
+    hybrid.end_step()
+    hybrid.loaded("r", [K0, K1])
+    assert [ask(hybrid, key) for key in (WINDOWS[1], WINDOWS[0])] == [MISS, MISS]
+    assert hybrid.finish("r") == Summary("r", 4, 0, 0, 2, 0)
+
+
+def test_of_several_groups_a_load_that_failed_in_part_has_lost_all(hybrid: Plans) -> None:
+    hybrid_planned(hybrid)
+    came = [K0, K1, WINDOWS[1], WINDOWS[0]]
+    assert [ask(hybrid, key) for key in came] == [HIT] * 4
+    hybrid.loading("r", came)
+    hybrid.end_step()
+    hybrid.loaded("r", came[:3])
+    assert hybrid.finish("r") == Summary("r", 4, 0, 0, 0, 2)
 
 
 def test_of_windows_alone_a_few_blocks_stand_for_the_prefix() -> None:
@@ -223,5 +326,6 @@ def test_of_windows_alone_a_few_blocks_stand_for_the_prefix() -> None:
     (plan,) = plans.end_step()
     plans.answer(plan.number, [1, 2])
     assert [ask(plans, key) for key in reversed(WINDOWS)] == [MISS, HIT, HIT, MISS]
-    plans.loaded("r", WINDOWS[1:3], whole=True)
+    plans.loading("r", WINDOWS[1:3])
+    plans.loaded("r", WINDOWS[1:3])
     assert plans.finish("r") == Summary("r", 4, 0, 3, 0, 0)
