@@ -40,6 +40,10 @@ def cold(r: Readiness) -> None:
     r.warmed("nothing_to_warm", 50.0)
 
 
+def refused(r: Readiness) -> None:
+    r.bare("probe_mismatch", 6.0)
+
+
 def bare(r: Readiness) -> None:
     r.bare("no_shm_room", 6.0)
 
@@ -65,6 +69,15 @@ def bare(r: Readiness) -> None:
         ((attached, warm, attached), WARM, ""),
         ((bare, attached, warm), WARM, ""),
         ((attached, bare), DEGRADED, "no_shm_room"),
+        # a second engine goes bare while the first one's hot set is still coming
+        ((attached, bare, cold), DEGRADED, "no_shm_room"),
+        ((attached, bare, warm), DEGRADED, "no_shm_room"),
+        ((attached, bare, warm, attached), WARM, ""),
+        ((attached, bare, cold, attached), DEGRADED, "nothing_to_warm"),
+        ((attached, bare, attached, warm), WARM, ""),
+        ((attached, warm, bare, attached), WARM, ""),
+        ((attached, warm, late, bare, attached), WARM, ""),
+        ((attached, warm, refused, attached), DEGRADED, "nothing_to_warm"),
     ],
 )
 def test_every_way_through_the_states(events: tuple[Callable[[Readiness], None], ...], state: str, reason: str) -> None:
@@ -200,6 +213,7 @@ def test_an_engine_that_attaches_for_the_first_time_after_a_restart_warms_as_any
     bare_first = resumed(WARM)
     bare(bare_first)
     assert state_of(bare_first) == (DEGRADED, "no_shm_room")
+    attached(bare_first)
     cold(bare_first)
     assert state_of(bare_first) == (DEGRADED, "nothing_to_warm")
 

@@ -2,8 +2,9 @@
 
 Starting → Warming → Ready(warm) | Ready(degraded, reason). Ready is a latch: the supervisor keeps it for the life of
 the agent's container, so no later outage empties a Service. A worker that follows another one in a container that
-was ready goes on with its state, unless the arena did not survive. Pure: events go in with their time, the state
-comes out.
+was ready goes on with its state, unless the arena did not survive. That an engine runs without the pool stands until
+one attaches: the warm-up for another engine, which ends meanwhile, says nothing about it. Pure: events go in with their
+time, the state comes out.
 """
 
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ class Readiness:
         self.latched = latched
         self._resumed = latched and self._reason != RESUMED
         self._paused = False
+        self._bare = False
+        # how the warm-up ended, None while that is not known
+        self._warmed = self._reason if latched and self._reason in _WARM_UP_REASONS else None
         self.healthy_at: float | None = None
         self.attached_at: float | None = None
         self.ready_at: float | None = None
@@ -89,13 +93,17 @@ class Readiness:
         """An engine session has begun; warming starts with the first one."""
         if self.attached_at is None:
             self.attached_at = now
-        if self._state == STARTING:
+        bare, self._bare = self._bare, False
+        if bare and self._warmed is not None and self._reason != "probe_mismatch":
+            self.warmed(self._warmed, now)
+        elif self._state == STARTING:
             self._state = WARMING
-        elif self._reason in ("not_attached", "probe_mismatch"):  # of the engine before this one
+        elif bare or self._reason in ("not_attached", "probe_mismatch"):  # of the engine before this one
             self._reason, self._resumed = "nothing_to_warm", False
 
     def bare(self, reason: str, now: float) -> None:
         """The engine starts, or goes on, without the pool."""
+        self._bare = True
         self._enter(DEGRADED, reason, now)
 
     def warmed(self, reason: str, now: float) -> None:
@@ -105,6 +113,9 @@ class Readiness:
             complete = not reason and self._reason not in ("", "nothing_to_warm")
             if not complete:
                 return
+        self._warmed = reason
+        if self._bare:
+            return
         self._enter(DEGRADED if reason else WARM, reason, now)
 
     def arena_lost(self) -> None:
