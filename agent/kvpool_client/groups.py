@@ -18,12 +18,14 @@ MAX_GROUPS = 64
 @dataclass(frozen=True)
 class Group:
     """number: as in the keys; window: tokens before a boundary that must be held, 0 for all; block_tokens: tokens of
-    one block of ours."""
+    one block of ours; whole: its blocks fill a row of the host pool. A group with fewer layers than another one leaves
+    the rest of the row as it was, so that equal blocks need not be equal rows."""
 
     number: int
     kind: str
     window: int
     block_tokens: int
+    whole: bool = True
 
 
 def to_header(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -38,9 +40,11 @@ def from_header(described: Any) -> list[Group]:
     for entry in described:
         if not isinstance(entry, dict):
             raise ValueError("a group is no object")
-        group = Group(*(entry.get(name) for name in ("number", "kind", "window", "block_tokens")))  # type: ignore[arg-type]
+        names = ("number", "kind", "window", "block_tokens", "whole")
+        group = Group(*(entry.get(name) for name in names))  # type: ignore[arg-type]
         numbers = (group.number, group.window, group.block_tokens)
-        if not isinstance(group.kind, str) or not all(type(n) is int and 0 <= n < 1 << 32 for n in numbers):
+        typed = isinstance(group.kind, str) and isinstance(group.whole, bool)
+        if not typed or not all(type(n) is int and 0 <= n < 1 << 32 for n in numbers):
             raise ValueError(f"group {group.number!r} has a field of the wrong type or size")
         if not group.block_tokens or (group.kind == FULL) != (not group.window):
             raise ValueError(f"group {group.number} has no block tokens, or a window that is not its kind's")

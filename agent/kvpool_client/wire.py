@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-VERSIONS = (1,)  # spoken by this build, newest last
+VERSIONS = (2,)  # spoken by this build, newest last
 MAX_HEADER = 1 << 20
 MAX_TAIL = 64 << 20
 MAX_DESCRIPTORS = 4

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from kvpool_client.engine_vllm import geometry
 from kvpool_client.groups import obstacle
 
 
 class FullAttentionSpec:
-    pass
+    unpadded_page_size_bytes = 1024
 
 
 class MLAAttentionSpec(FullAttentionSpec):
@@ -93,7 +94,7 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def group(spec: Any, *, draft: bool = False) -> Any:
-    return types.SimpleNamespace(kv_cache_spec=spec, is_eagle_group=draft)
+    return types.SimpleNamespace(kv_cache_spec=spec, is_eagle_group=draft, layer_names=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,26 @@ def test_the_spec_below_sees_the_kinds_in_the_process_that_plans(connector: Any,
     config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"a": 1}))
     groups = types.SimpleNamespace(kv_cache_groups=[group(SlidingWindowSpec()), group(FullAttentionSpec())])
     made = connector.KvpoolConnector(config, role, kv_cache_config=groups)
-    kinds = {"kvpool_group_kinds": [("window", 162), ("full", 0)]} if role == ROLE.SCHEDULER else {}
+    kinds = {"kvpool_group_kinds": [("window", 162, 0), ("full", 0, 2048)]} if role == ROLE.SCHEDULER else {}
     assert made.seen == {"a": 1, **kinds}
+
+
+@pytest.mark.parametrize(
+    ("written", "whole"),
+    [
+        pytest.param([4096, 2048], [True, False], id="one with fewer layers"),
+        pytest.param([0, 2048], [False, False], id="none that fills a row"),
+        pytest.param([0], [True], id="one alone"),
+    ],
+)
+def test_a_group_whose_layers_write_all_of_a_block_is_whole(written: list[int], whole: list[bool]) -> None:
+    kinds = [("full", 0, size) for size in written]
+    groups = [types.SimpleNamespace(group_id=i, tokens_per_block=16) for i in range(len(written))]
+    config = types.SimpleNamespace(
+        groups=groups, extra_config={"kvpool_group_kinds": kinds}, worker_kv_bytes_per_block=4096
+    )
+    found = geometry.groups_of(types.SimpleNamespace(config=config, blocks_per_chunk=8))
+    assert [(group.block_tokens, group.whole) for group in found] == [(128, one) for one in whole]
 
 
 def step(*scheduled: str, finished: tuple[str, ...] = ()) -> Any:

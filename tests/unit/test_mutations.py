@@ -74,19 +74,19 @@ PEER_FRAMES = [
         (frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])),
     )
 ]
-GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4}]
+GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}]
 GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": GROUPS}
-ATTACH = wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY})
+ATTACH = wire.encode({"verb": "attach", "versions": [2], "format": FIELDS, **GEOMETRY})
 # attaches that are frames in all but sense
 SENSELESS = [
-    wire.encode({"verb": "attach", "versions": [1], "format": FIELDS, **GEOMETRY, **change})
+    wire.encode({"verb": "attach", "versions": [2], "format": FIELDS, **GEOMETRY, **change})
     for change in (
         {"groups": "many"}, {"groups": None}, {"groups": [1]}, {"groups": []}, {"format": {"x": "\ud800"}},
         {"groups": [*GROUPS, *GROUPS]}, {"groups": GROUPS * 65}, *({"groups": [{**GROUPS[0], **wrong}]} for wrong in (
             {"window": 4}, {"kind": "window"}, {"block_tokens": 0}, {"number": -1}, {"window": 1.5}, {"number": True},
-            {"kind": 7}, {"block_tokens": 2**40},
+            {"kind": 7}, {"whole": 1}, {"block_tokens": 2**40},
         )),
-        {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [2]}, {"rows": 2**70},
+        {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [1]}, {"versions": [3]}, {"rows": 2**70},
         {"row_bytes": 2**70}, {"row_bytes": 0}, {"row_bytes": 1.5}, {"hash_bytes": 0}, {"rows": ROWS + 1},
     )
 ]  # fmt: skip

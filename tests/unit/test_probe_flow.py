@@ -144,13 +144,13 @@ class Others:
 
 
 class Bench:
-    def __init__(self, engine: Engine, others: Others) -> None:
+    def __init__(self, engine: Engine, others: Others, expected: int = 1) -> None:
         self.refused = self.ended = 0
         self.slab = Slabs(ArenaMemory.anonymous(16 * ROW), 0.0).open(FORMAT, dict(FIELDS), ROW)
         directory: Any = others
         self.flow = ProbeFlow(engine.server.server_address[1], directory, directory, Account(), self._refuse)
         engine.flow, engine.slab = self.flow, self.slab
-        self.flow.attached("engine", self.slab, self._end)
+        self.flow.attached("engine", self.slab, self._end, expected)
 
     def _refuse(self) -> None:
         self.refused += 1
@@ -232,6 +232,13 @@ def test_what_the_engines_port_answers(statuses: tuple[int, ...], verdict: str, 
     bench = Bench(engine, Others(b=OURS))
     assert (bench.state(), bench.flow.snapshot().detail, bench.before_load()) == (verdict, detail, "")
     assert len(engine.asked) == len(statuses)
+
+
+def test_of_a_model_whose_rows_cannot_be_compared_nobody_asks_the_engine() -> None:
+    engine, others = Engine(200), Others(b=THEIRS)
+    bench = Bench(engine, others, expected=0)
+    assert (bench.state(), bench.flow.snapshot().detail) == ("not_run", probe_flow.NOTHING_WHOLE)
+    assert (engine.asked, others.asked, bench.before_load()) == ([], [], "")
 
 
 def test_an_engine_that_stores_nothing_of_it_has_shown_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

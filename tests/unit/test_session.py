@@ -12,7 +12,7 @@ from replica import wait_for
 from kvpool_client import session, wire
 
 WAIT = 10.0
-ATTACHED = {"verb": "attached", "version": 1, "slot_bytes": 4096, "lease_seconds": 2.0, "load_seconds": 5.0}
+ATTACHED = {"verb": "attached", "version": 2, "slot_bytes": 4096, "lease_seconds": 2.0, "load_seconds": 5.0}
 
 
 class Told:
@@ -99,7 +99,7 @@ def test_an_attach_carries_header_versions_and_descriptor_and_its_grant_is_taken
 ) -> None:
     channel = agent.accept()
     frame = channel.receive()
-    assert frame.header == {"rows": 8, "verb": "attach", "versions": [1]}
+    assert frame.header == {"rows": 8, "verb": "attach", "versions": [2]}
     assert len(frame.descriptors) == 1
     os.close(frame.descriptors[0])
     channel.close()
@@ -247,7 +247,7 @@ def test_a_paused_session_is_over_at_once_and_comes_back_with_its_new_header_whe
     channel = agent.accept()
     frame = channel.receive()
     os.close(frame.descriptors[0])
-    assert frame.header == {"rows": 9, "verb": "attach", "versions": [1]}
+    assert frame.header == {"rows": 9, "verb": "attach", "versions": [2]}
     channel.close()
     first.close()
 

@@ -169,7 +169,7 @@ class EngineHandler:
         if reason := obstacle(groups):
             self._hooks.bare(reason)
         else:
-            self.probe.attached(engine, slab, port.end)
+            self.probe.attached(engine, slab, port.end, sum(group.whole for group in groups))
             self._hooks.attached(slab)
         pool = HostPool(mapping, rows, row_bytes)
         return EngineSession(self, slab, pool, hash_bytes, groups, port)
@@ -335,12 +335,14 @@ class EngineSession:
             self._port.send({"verb": "copied", "job": job, "whole": whole, "stored": stored})
 
         if self._handler.probe.expects(probe):
-            reply(job, *self._take_probe(job, offers))
+            whole = {group.number for group in self._groups if group.whole}
+            chosen = [o for item, o in zip(items, offers, strict=True) if number_of(item[: len(item) // 2]) in whole]
+            reply(job, self._take_probe(job, chosen), len(offers))
             return
         self._handler.store.submit(self._slab, self._pool, self._uncommitted, job, offers, reply)
 
-    def _take_probe(self, job: int, offers: list[Offer]) -> tuple[bool, int]:
-        """Copies the probe's rows; whether they are here, and how many."""
+    def _take_probe(self, job: int, offers: list[Offer]) -> bool:
+        """Copies the probe's rows; whether they are here."""
         pool = self._pool
 
         def copier(row: int) -> Callable[[int], None]:
@@ -350,9 +352,9 @@ class EngineSession:
         taken = self._handler.probe.take(self._slab, blocks)
         if taken is None or len(self._probe_rows) >= MAX_PROBE_BLOCKS:
             self._slab.arena.give_back([row.slot for row in taken or ()])
-            return False, 0
+            return False
         self._probe_rows[job] = taken
-        return True, len(taken)
+        return True
 
 
 def _differing(fields: dict[str, object], held: dict[str, object]) -> str:

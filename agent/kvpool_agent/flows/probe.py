@@ -46,6 +46,7 @@ PAUSE_SECONDS = 0.25
 MAX_WAITING = 1024  # commits that wait for the verdict
 MAX_SESSIONS = 64  # of one engine, to be ended with a mismatch
 NOT_STORED = "the engine did not store what it computed"
+NOTHING_WHOLE = "no KV group of the model fills a row of the host pool, and parts of rows can't be compared"
 CACHE_SALT = "kvpool-probe"
 # above the special tokens of all usual vocabularies, below the size of any
 FIRST_TOKEN, TOKENS = 300, 500
@@ -67,10 +68,11 @@ class Row:
 
 @dataclass
 class _Attempt:
-    """One engine's probe. `end`: how its sessions are ended."""
+    """One engine's probe. `expected`: rows that it has; `end`: how its sessions are ended."""
 
     engine: str
     slab: Slab
+    expected: int
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     rows: dict[bytes, Row] = field(default_factory=dict)
     end: list[Callable[[], None]] = field(default_factory=list)
@@ -113,14 +115,15 @@ class ProbeFlow:
         with self._changed:
             return self._state == MISMATCH and self._engine == engine
 
-    def attached(self, engine: str, slab: Slab, end: Callable[[], None]) -> None:
-        """An engine has attached; one that is not known yet is probed. `end` ends its session."""
+    def attached(self, engine: str, slab: Slab, end: Callable[[], None], expected: int = 1) -> None:
+        """An engine has attached; one that is not known yet is probed. `end` ends its session. expected: rows of the
+        prompt's block that can be compared, one of each KV group that fills its rows."""
         with self._changed:
             now = self._attempt
             if now is not None and (now.engine, now.slab) == (engine, slab):
                 now.end[:] = [*now.end[-MAX_SESSIONS:], end]
                 return
-            attempt = _Attempt(engine, slab, end=[end])
+            attempt = _Attempt(engine, slab, expected, end=[end])
             self._attempt = attempt
             if self._engine != engine or self._state not in SETTLED:
                 self._engine, self._state, self._detail, self._member = engine, PENDING, "", ""
@@ -238,6 +241,8 @@ class ProbeFlow:
         block_tokens = attempt.slab.fields.get("block_tokens")
         if not isinstance(block_tokens, int) or not 0 < block_tokens <= 1 << 16:
             return "the format does not tell how long a block is"
+        if not attempt.expected:
+            return NOTHING_WHOLE
         until = time.monotonic() + HEALTHY_SECONDS
         while self._attempt is attempt:
             waits = self._state == PENDING and self._asked_for
@@ -276,12 +281,10 @@ class ProbeFlow:
             connection.close()
 
     def _stored(self, attempt: _Attempt) -> str:
-        """Waits for the rows, of each KV group one; why there are none, or empty."""
-        groups = attempt.slab.fields.get("groups")
-        expected = len(groups) if isinstance(groups, list) and groups else 1
+        """Waits for the rows; why there are none, or empty."""
 
         def ended() -> bool:
-            return len(attempt.rows) >= expected or self._attempt is not attempt
+            return len(attempt.rows) >= attempt.expected or self._attempt is not attempt
 
         with self._changed:
             self._changed.wait_for(ended, timeout=STORED_SECONDS)

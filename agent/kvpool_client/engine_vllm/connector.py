@@ -1,7 +1,8 @@
 """vLLM's own OffloadingConnector, with two things that it leaves out for models with several KV-cache groups.
 
-The spec and the tier below it see how many tokens a block of each group has, and not what its layers look at. Only the
-connector is given that; it travels on in the connector's extra configuration, which the spec does see.
+The spec and the tier below it see how many tokens a block of each group has, and not what its layers look at nor how
+many bytes they write. Only the connector is given that; it travels on in the connector's extra configuration, which
+the spec does see.
 
 And of a window, the engine's device keeps the last blocks alone. Where those begin in the middle of one of our blocks,
 the engine offers it all the same, with whatever lay in the rest of its row before; a request that goes on at an earlier
@@ -33,9 +34,9 @@ class KvpoolConnector(OffloadingConnector):
         plans = role == KVConnectorRole.SCHEDULER
         if plans:
             extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-            extra[KINDS_FIELD] = [kind_and_window(group) for group in kv_cache_config.kv_cache_groups]
+            extra[KINDS_FIELD] = [(*kind_and_window(g), bytes_written(g)) for g in kv_cache_config.kv_cache_groups]
         super().__init__(vllm_config, role, kv_cache_config)
-        if plans and any(kind != FULL for kind, _ in extra[KINDS_FIELD]):
+        if plans and any(kind != FULL for kind, _, _ in extra[KINDS_FIELD]):
             store_whole_blocks_alone(self.connector_scheduler)
 
 
@@ -50,6 +51,12 @@ def kind_and_window(group: Any) -> tuple[str, int]:
     if isinstance(spec, SlidingWindowSpec) and not group.is_eagle_group:
         return WINDOW, spec.sliding_window + spec.extra_retained_tokens
     return type(spec).__name__, 1
+
+
+def bytes_written(group: Any) -> int:
+    """Bytes of one of the engine's blocks that the group's layers write on a worker; 0 where that can't be told."""
+    page = getattr(group.kv_cache_spec, "unpadded_page_size_bytes", 0)
+    return page * len(getattr(group, "layer_names", ())) if isinstance(page, int) else 0
 
 
 def store_whole_blocks_alone(scheduler: Any) -> None:

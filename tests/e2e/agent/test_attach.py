@@ -23,7 +23,7 @@ def test_an_arena_of_fewer_than_eight_blocks_refuses_by_name_and_the_engine_serv
 
 def test_a_client_of_another_engine_port_version_is_refused_by_name(pool: AgentPool) -> None:
     a = pool.node("a").start()
-    channel = a.raw_session(versions=[99])
+    channel = a.raw_session(versions=[1, 99])
     assert channel.receive().header == {"verb": "refused", "reason": "engine_port_version"}
     channel.close()
     a.until_state("Ready(degraded)", "engine_port_version")

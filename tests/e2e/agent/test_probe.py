@@ -3,11 +3,13 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from agent_pool import AgentPool, Node
-from standin_engine import Served, StandInEngine, prompt
+from standin_engine import BLOCK_TOKENS, HASH_BYTES, KEY_BYTES, Served, StandInEngine, prompt
+
+from kvpool_client.groups import FULL, WINDOW, Group
 
 WARM_BLOCKS = 6
 
@@ -68,6 +70,32 @@ def test_an_engine_with_another_layout_of_the_same_size_is_refused_by_name_and_t
     verdict(b.attach(probe=True), "same").until_sees(a)
     assert b.engine.serve(prompt("p", WARM_BLOCKS)) == Served(pool=WARM_BLOCKS)
     b.until_state("Ready(degraded)", "nothing_to_warm")
+
+
+# the window's layers are fewer: what they leave of a row is whatever lay there before
+PARTLY = (Group(0, FULL, 0, BLOCK_TOKENS), Group(1, WINDOW, BLOCK_TOKENS, BLOCK_TOKENS, whole=False))
+
+
+def other_rest(group: int) -> Callable[[bytes], bytes]:
+    """Rows of this group end otherwise; the stand-in's rows begin with their key."""
+
+    def layout(row: bytes) -> bytes:
+        of_group = row[HASH_BYTES:KEY_BYTES] == group.to_bytes(4, "big")
+        return row[: len(row) // 2] + bytes(len(row) // 2) if of_group else row
+
+    return layout
+
+
+def test_of_a_group_that_does_not_fill_its_rows_nothing_is_compared_and_of_the_other_all(pool: AgentPool) -> None:
+    a = verdict(pool.node("a").start().attach(probe=True, groups=PARTLY), "alone")
+    assert len(a.status().probe.blocks) == 1
+    a.engine.serve(prompt("p", 4))
+    a.until_blocks(8)
+    b = pool.node("b").start().until_sees(a)
+    verdict(b.attach(probe=True, groups=PARTLY, layout=other_rest(1)), "same")
+    b.close_engines()
+    b.begin_attach(probe=True, groups=PARTLY, layout=other_rest(0))
+    b.until_state("Ready(degraded)", "probe_mismatch")
 
 
 def test_of_two_that_were_alone_the_one_that_finds_the_other_first_is_refused(pool: AgentPool) -> None:
