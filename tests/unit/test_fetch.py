@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
+from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
@@ -341,3 +342,26 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self._pauses.append(seconds)
         self._now += seconds
+
+
+def test_what_a_warm_up_has_not_asked_for_yet_a_request_fetches_at_once(slab: Slab) -> None:
+    source, account = Source(), Account()
+    crawling = purposes(Prewarm(maxBytesPerSecond=1), Loading())
+    made = Fetcher(source, Breakers(account), account, lambda: crawling)  # type: ignore[arg-type]
+    waiting = threading.Thread(target=made.fetch, args=(slab, "peer", wanted(0, 1), "prewarm", time.monotonic() + 2))
+    waiting.start()
+    wait_for("waits for its rate", lambda: account.counters.get("bound_prewarm_in_rate"), 10, 0.005)
+    assert made.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == ""
+    assert (held(slab), source.asked) == ([0, 1], [[key(0), key(1)]])
+    waiting.join()
+    assert len(source.asked) == 1
+
+
+def test_each_block_that_has_come_is_told_by_its_key_once_it_was_checked(slab: Slab) -> None:
+    def second_bad(index: int, one: bytes, land: Land) -> None:
+        whole(index, one, land, tag=b"x" * 16 if index == 1 else b"")
+
+    made, _ = fetcher(Source(second_bad))
+    checked: list[bytes] = []
+    made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon(), checked=checked.append)
+    assert checked == [key(0)]

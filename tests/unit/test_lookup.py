@@ -10,6 +10,7 @@ from local_member import lacking
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Holders
+from kvpool_agent.flows import lookup as lookup_flow
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import SOURCES_TRIED, LookupFlow
 from kvpool_agent.peer.connection import PeerError
@@ -144,3 +145,19 @@ def test_what_has_come_is_not_evicted_for_the_parts_behind_it() -> None:
     assert account.transfers["demand_in"].blocks == 2
     small.arena.release(lease)
     flow.close()
+
+
+def test_a_block_is_hashed_where_it_lands_and_not_again_for_the_same_plan(
+    plan: Callable[..., tuple[int, dict[str, int]]], slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[bytes] = []
+
+    def counting(key: bytes, data: memoryview) -> bytes:
+        hashed.append(key)
+        return tag_of(key, data)
+
+    monkeypatch.setattr(lookup_flow, "tag_of", counting)
+    assert plan(Members(a=honest)) == (BLOCKS, {})
+    assert hashed == []
+    assert plan(Members(a=honest)) == (BLOCKS, {})  # what lay here before it is
+    assert hashed == KEYS

@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
-from kvpool_agent.policy.purposes import Purposes, default_purposes
+from kvpool_agent.policy.purposes import Purposes, Receiving, default_purposes
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
@@ -33,6 +33,18 @@ class Wanted:
 
     key: bytes
     parent: bytes
+
+
+@dataclass(frozen=True)
+class _Order:
+    """From whom a fetch is made, for what, and who is told of each block."""
+
+    slab: Slab
+    address: str
+    purpose: str
+    deadline: float
+    arrived: Callable[[int], None]
+    checked: Callable[[bytes], None]
 
 
 class InFlight:
@@ -87,88 +99,73 @@ class Fetcher:
         purpose: str,
         deadline: float,
         arrived: Callable[[int], None] = lambda _size: None,
+        checked: Callable[[bytes], None] = lambda _key: None,
     ) -> str:
         """Fetches the blocks that are neither here nor on their way; returns a reason, empty when all came.
 
-        deadline: on the monotonic clock. `arrived(size)` is called for each block.
+        deadline: on the monotonic clock. `arrived(size)` and `checked(key)` are called for each block.
         """
-        # claimed first, then looked for: what another fetch has just brought in is not fetched again
-        mine = self.in_flight.claim(wanted)
-        try:
-            held = slab.arena.held([w.key for w in mine])
-            missing = [w for w, here in zip(mine, held, strict=True) if not here]
-            return self._in_parts(slab, address, missing, purpose, deadline, arrived)
-        finally:
-            self.in_flight.settle(mine)
+        order = _Order(slab, address, purpose, deadline, arrived, checked)
+        with ExitStack() as kept:
+            return self._in_parts(order, wanted, kept)
 
-    def _in_parts(
-        self,
-        slab: Slab,
-        address: str,
-        wanted: Sequence[Wanted],
-        purpose: str,
-        deadline: float,
-        arrived: Callable[[int], None],
-    ) -> str:
+    def _in_parts(self, order: _Order, wanted: Sequence[Wanted], kept: ExitStack) -> str:
         """One part after the other, each within the purpose's bounds; none after one that did not come whole. What has
         come is kept until the end: a later part that needs room would else take it from the beginning of its chain."""
-        with ExitStack() as kept:
-            return self._parts(slab, address, wanted, purpose, deadline, arrived, kept)
-
-    def _parts(
-        self,
-        slab: Slab,
-        address: str,
-        wanted: Sequence[Wanted],
-        purpose: str,
-        deadline: float,
-        arrived: Callable[[int], None],
-        kept: ExitStack,
-    ) -> str:
+        slab, purpose = order.slab, order.purpose
+        arena_bytes = slab.arena.slot_count * slab.slot_bytes
+        missing = _not_here(slab, wanted)
         at = 0
-        while at < len(wanted):
-            if not self._breakers.usable(address):  # before anything is waited for
-                self._account.count("fetch_breaker_open")
-                return "breaker_open"
-            bounds, arena_bytes = self._purposes()[purpose].receiving, slab.arena.slot_count * slab.slot_bytes
-            part = wanted[at : at + bounds.part_blocks(slab.slot_bytes, arena_bytes)]
+        while at < len(missing):
+            bounds = self._purposes()[purpose].receiving
+            part = missing[at : at + bounds.part_blocks(slab.slot_bytes, arena_bytes)]
             at += len(part)
-            size, moved = len(part) * slab.slot_bytes, 0
-            pace = self._paces[purpose]
-            pace.wait(size, lambda: self._purposes()[purpose].receiving.bytes_per_second, slab.slot_bytes, deadline)
-
-            def came(size: int) -> None:
-                nonlocal moved
-                moved += size
-                arrived(size)
-
-            gate = self._gates[purpose]
-            room = bounds.room(arena_bytes)
-            with gate.entered(size, streams=bounds.streams, room=room, queue=bounds.queue, deadline=deadline) as found:
-                if found:
-                    reason = self._fetch(slab, address, part, purpose, deadline, came)
-                else:
-                    reason = "deadline" if time.monotonic() >= deadline else "busy"
-                    self._account.count(f"fetch_{reason}")
-            if moved < size:
-                pace.give_back(size - moved, bounds.bytes_per_second, slab.slot_bytes)
-            if reason:
+            if reason := self._part(order, part, bounds, arena_bytes):
                 return reason
-            if at < len(wanted):
+            if at < len(missing):
                 now = time.monotonic()
-                lease, _ = slab.arena.lease([w.key for w in part], now, max(0.0, deadline - now))
+                lease, _ = slab.arena.lease([w.key for w in part], now, max(0.0, order.deadline - now))
                 kept.callback(slab.arena.release, lease)
         return ""
 
-    def _fetch(
-        self,
-        slab: Slab,
-        address: str,
-        wanted: Sequence[Wanted],
-        purpose: str,
-        deadline: float,
-        arrived: Callable[[int], None],
-    ) -> str:
+    def _part(self, order: _Order, part: Sequence[Wanted], bounds: Receiving, arena_bytes: int) -> str:
+        """Waits for the purpose's bounds, then fetches what is still not here. Only then it is claimed: a request would
+        else wait for a block that a warm-up at its bounds has not even asked for."""
+        slab, purpose = order.slab, order.purpose
+        if not self._breakers.usable(order.address):  # before anything is waited for
+            self._account.count("fetch_breaker_open")
+            return "breaker_open"
+        size, moved = len(part) * slab.slot_bytes, 0
+        pace, gate = self._paces[purpose], self._gates[purpose]
+        pace.wait(size, lambda: self._purposes()[purpose].receiving.bytes_per_second, slab.slot_bytes, order.deadline)
+
+        def came(size: int) -> None:
+            nonlocal moved
+            moved += size
+            order.arrived(size)
+
+        places = {"streams": bounds.streams, "room": bounds.room(arena_bytes), "queue": bounds.queue}
+        with gate.entered(size, **places, deadline=order.deadline) as found:
+            if found:
+                reason = self._claimed(replace(order, arrived=came), part)
+            else:
+                reason = "deadline" if time.monotonic() >= order.deadline else "busy"
+                self._account.count(f"fetch_{reason}")
+        if moved < size:
+            pace.give_back(size - moved, bounds.bytes_per_second, slab.slot_bytes)
+        return reason
+
+    def _claimed(self, order: _Order, part: Sequence[Wanted]) -> str:
+        # claimed first, then looked for: what another fetch has just brought in is not fetched again
+        mine = self.in_flight.claim(part)
+        try:
+            missing = _not_here(order.slab, mine)
+            return self._fetch(order, missing) if missing else ""
+        finally:
+            self.in_flight.settle(mine)
+
+    def _fetch(self, order: _Order, wanted: Sequence[Wanted]) -> str:
+        slab, address, purpose, deadline = order.slab, order.address, order.purpose, order.deadline
         if not self._breakers.begin(address):
             self._account.count("fetch_breaker_open")
             return "breaker_open"
@@ -199,7 +196,8 @@ class Fetcher:
             landed += 1
             slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
             self._account.moved(f"{purpose}_in", 1, length)
-            arrived(length)
+            order.checked(block.key)
+            order.arrived(length)
 
         def ask() -> None:
             self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
@@ -248,3 +246,8 @@ class Fetcher:
             return "deadline"
         self._breakers.failed(address)
         return "transfer_failed"
+
+
+def _not_here(slab: Slab, wanted: Sequence[Wanted]) -> list[Wanted]:
+    held = slab.arena.held([w.key for w in wanted])
+    return [w for w, here in zip(wanted, held, strict=True) if not here]

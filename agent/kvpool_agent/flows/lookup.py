@@ -143,6 +143,7 @@ class LookupFlow:
         ready = request.chosen(wanted(request.blocks, planned))
         kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
         reason = rest_reason = ""
+        fresh: set[bytes] = set()  # whose bytes were checked where they landed, for this plan
         try:
             if possible < end:
                 found = self._locator.holders(
@@ -153,10 +154,10 @@ class LookupFlow:
                 reach = _reach_of_full_attention(request, anywhere)
                 planned = longest(request.blocks, anywhere, request.room)
                 rest_reason = "deadline" if time.monotonic() >= deadline else found.reason_at(*request.place_of(reach))
-                reason = self._bring(slab, request, planned, found, deadline)
+                reason = self._bring(slab, request, planned, found, deadline, fresh)
         finally:
             slab.arena.release(kept)
-        came, hits, lease = self._verified(slab, request)
+        came, hits, lease = self._verified(slab, request, fresh)
         planned = max(planned, came)  # more may have come than was known of
         possible = max(possible, planned)
         miss, at = self._account.miss, request.beyond
@@ -166,7 +167,9 @@ class LookupFlow:
         miss(rest_reason or "evicted", at(max(reach, possible)))
         return hits, lease
 
-    def _bring(self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float) -> str:
+    def _bring(
+        self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float, fresh: set[bytes]
+    ) -> str:
         """Fetches what the boundary needs and is not here; the reason where not all of it came."""
         here = _held(slab, request)
         indexes = [
@@ -184,7 +187,8 @@ class LookupFlow:
             for _ in range(SOURCES_TRIED):
                 failed = ""
                 for address, blocks, others in _pieces(request, indexes, held_by):
-                    failed = self._fetcher.fetch(slab, address, blocks, "demand", _sooner(deadline, others))
+                    until = _sooner(deadline, others)
+                    failed = self._fetcher.fetch(slab, address, blocks, "demand", until, checked=fresh.add)
                     if failed:
                         for rows in held_by:
                             rows.pop(address, None)
@@ -197,10 +201,9 @@ class LookupFlow:
         finally:
             slab.arena.release(kept)
 
-    def _verified(self, slab: Slab, request: Request) -> tuple[int, list[list[int]], int]:
+    def _verified(self, slab: Slab, request: Request, verified: set[bytes]) -> tuple[int, list[list[int]], int]:
         """The longest boundary for which all blocks are here now and match their tags, those blocks, and the lease that
-        holds them until the engine's load."""
-        verified: set[bytes] = set()
+        holds them until the engine's load. verified: keys of those that were found to match a moment ago."""
         while True:
             boundary = longest(request.blocks, _held(slab, request), request.room)
             hits = wanted(request.blocks, boundary)
