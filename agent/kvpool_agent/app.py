@@ -278,7 +278,8 @@ class Agent:
         self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
 
     def _bare(self, reason: str) -> None:
-        if self._early is not None:
+        # where another engine is served, its warm-up goes on
+        if self._early is not None and (reason == "probe_mismatch" or not self._handler.sessions):
             self._early.stop()
         self._change(lambda readiness: readiness.bare(reason, time.monotonic()))
 

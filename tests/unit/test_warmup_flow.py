@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
+from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
@@ -178,3 +179,73 @@ def test_the_deadline_ends_a_warm_up_that_is_too_slow() -> None:
     assert reason == "warm_deadline"
     assert flow.progress.loaded < 20
     assert time.monotonic() - started < 10
+
+
+class Config:
+    """The configuration, which may be paused; counts how often it is looked at."""
+
+    def __init__(self) -> None:
+        self.paused, self.looks = False, 0
+
+    def __call__(self) -> AgentConfig:
+        self.looks += 1
+        return AgentConfig(
+            version=1,
+            pool="pool",
+            arenaBytes=SLOT * SLOTS,
+            members=Members(file="none"),
+            prewarm=Prewarm(maxStreams=2),
+            readiness=Readiness(targetPercent=100),
+            paused=self.paused,
+        )
+
+
+def begun(pool: Pool, config: Config, since: Callable[[], float | None]) -> tuple[list[str], threading.Event]:
+    account = Account()
+    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), Arena(SLOTS))
+    said: list[str] = []
+    done = threading.Event()
+    flow = WarmupFlow(config, pool, pool, pool, Breakers(account), account)  # type: ignore[arg-type]
+    flow.start(slab, lambda reason: (said.append(reason), done.set()), since)
+    return said, done
+
+
+def test_while_paused_no_batch_is_begun_though_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "LOOK_SECONDS", 0.001)
+    pool, config, calls = Pool(20), Config(), list[bool]()
+
+    def answers(address: str, wanted: Sequence[Wanted]) -> str:
+        calls.append(config.paused)
+        if len(calls) == 1:
+            wait_for("a second stream", lambda: [t.name for t in threading.enumerate()].count("kvpool-warm") == 2, 10)
+            config.paused = True
+        elif config.paused:  # until the end of the first one was seen
+            looked = config.looks
+            wait_for("a look", lambda: config.looks > looked + 1, 10, 0.001)
+        return ""
+
+    pool.answers = answers
+    said, done = begun(pool, config, time.monotonic)
+    wait_for("paused", lambda: config.paused and config.looks > 50, 10, 0.001)
+    assert (calls, said) == ([False, True], [])  # the second one ran already
+    config.paused = False
+    assert done.wait(10)
+    assert (said, calls) == ([""], [False, True, *[False] * 3])
+
+
+def test_one_that_is_ended_while_it_is_paused_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "LOOK_SECONDS", 0.001)
+    pool, config = Pool(20), Config()
+    began: list[float | None] = [None]
+
+    def answers(address: str, wanted: Sequence[Wanted]) -> str:
+        config.paused = True
+        return ""
+
+    pool.answers = answers
+    said, done = begun(pool, config, lambda: began[0])
+    wait_for("stands still", lambda: config.paused and config.looks > 50, 10, 0.001)
+    began[0] = float("-inf")  # the engine has started without the pool
+    config.paused = False
+    assert done.wait(10)
+    assert said == ["warm_deadline"]

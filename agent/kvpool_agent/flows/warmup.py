@@ -129,13 +129,18 @@ class _Fetching:
             while self._running or not (self._batches.empty() or self.late):
                 while config().paused and not self._running:
                     self._clock.stand_still(lambda: self._changed.wait(LOOK_SECONDS))
-                while len(self._running) < config().prewarm.maxStreams and not (self._batches.empty() or self.late):
+                while len(self._running) < self._streams(config()) and not (self._batches.empty() or self.late):
                     thread = threading.Thread(target=self._stream, args=(arrived,), name="kvpool-warm", daemon=True)
                     self._running.add(thread)
                     thread.start()
-                self._changed.wait()
+                if self._running:
+                    self._changed.wait()
         # requests may have been bringing some of them in at the same time
         self._fetcher.in_flight.wait_for([block.key for block in self._plan], self._clock.of_a_fetch)
+
+    @staticmethod
+    def _streams(config: AgentConfig) -> int:
+        return 0 if config.paused else config.prewarm.maxStreams
 
     def _queue(self, blocks: Sequence[WarmBlock]) -> None:
         held = self._slab.arena.held([block.key for block in blocks])

@@ -1,5 +1,7 @@
 """Warming begins with the agent: the hot set is in before the engine has attached, and the attach has to prove it."""
 
+from contextlib import closing
+
 from agent_pool import AgentPool, Node
 from standin_engine import Served, prompt
 
@@ -96,3 +98,15 @@ def test_an_attach_in_the_middle_goes_on_with_what_has_begun_and_its_deadline_co
     assert words(ready).count("warm_begin") == 1
     assert words(ready)[-2:] == ["warm_end", "ready"]
     assert ready.transfers["prewarm_in"].blocks == blocks
+
+
+def test_a_second_engine_that_is_refused_meanwhile_does_not_end_the_warm_up_of_the_first(pool: AgentPool) -> None:
+    row, blocks = 64 << 10, 24
+    source(pool, "a", ONE, blocks, row_bytes=row)
+    c = started(pool, "c", ONE, prewarm={"maxBytesPerSecond": 1 << 20})
+    c.until("begun", lambda status: "warm_begin" in words(status))
+    c.attach(row_bytes=row)
+    with closing(c.raw_session(row_bytes=row)) as second:
+        assert second.receive().header["reason"] == "other_format"
+    status = warm_before_attach(c, blocks)
+    assert (status.state, status.reason, status.attached) == ("Ready(degraded)", "other_format", True)
