@@ -1,6 +1,7 @@
 """The entries of a home: hints under leases, in bounded memory, of which nobody can push out more than its own."""
 
 import random
+import threading
 
 import pytest
 
@@ -154,3 +155,18 @@ def test_whatever_is_announced_bounds_and_books_hold(clock: Clock, seed: int) ->
         assert len(pairs) == len(entries) <= limit
         assert {(k, record.holder) for k, records in entries._by_key.items() for record in records} == pairs
         assert all(len(record.heads) <= limit // SHARES for record in entries._records.values())
+
+
+def test_heartbeats_do_not_wait_until_the_homes_of_all_groups_are_known(clock: Clock) -> None:
+    entries, _ = made(clock)
+    entries.announce(A, {HEAD: keys(1)}, [], fresh=False)
+    renewed: list[int] = []
+
+    def is_home(head: bytes) -> bool:
+        other = threading.Thread(target=lambda: renewed.append(entries.renew(B)))
+        other.start()
+        other.join(10)
+        return False
+
+    entries.keep(is_home)
+    assert (renewed, len(entries)) == ([2], 0)

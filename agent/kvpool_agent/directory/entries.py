@@ -92,13 +92,13 @@ class Entries:
     def keep(self, is_home: Callable[[bytes], bool]) -> None:
         """Drops the entries of groups, by their first key, whose home this member is no more: nobody withdraws them."""
         with self._lock:
-            known: dict[bytes, bool] = {}
-            for record in self._records.values():
-                for key, head in list(record.heads.items()):
-                    if head not in known:
-                        known[head] = is_home(head)
-                    if not known[head]:
-                        self._drop(record, key)
+            heads = {head for record in self._records.values() for head in record.heads.values()}
+        # who the homes are takes a while for many groups, in which heartbeats must not wait
+        gone = {head for head in heads if not is_home(head)}
+        with self._lock:
+            for record in self._records.values() if gone else ():
+                for key in [key for key, head in record.heads.items() if head in gone]:
+                    self._drop(record, key)
 
     # -- inside the lock -----------------------------------------------------------------------------
 

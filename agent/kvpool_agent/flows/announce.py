@@ -5,6 +5,7 @@ queue that ran over, a home that came anew or dropped the lease, changes that no
 telling that home everything from the arena once more; and so that no entry stays lost for ever, that is done every few
 minutes in any case. When the view changes, what has a new home is told to it. Entries that this member keeps as a home,
 of groups whose home it is no more, go when the view has settled: until then the old home is asked beside the new one.
+They go once a minute, too: a holder whose view differed for a moment has told them, and will not withdraw them here.
 """
 
 import itertools
@@ -31,6 +32,7 @@ LOOK_SECONDS = 0.1
 SEND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 ROUND_SECONDS = 300.0
+KEEP_SECONDS = 60.0
 BATCH_BLOCKS = 1024
 LEAST_QUEUE = 65_536
 WITHDRAWN = b""
@@ -68,7 +70,8 @@ class Announcer:
         self._members, self._homes, self._entries = members, homes, entries
         self._dialer, self._account = dialer, account
         self._view = View()
-        self._kept: View | None = None  # as of which view the own entries have been looked through
+        self._kept: View | None = None  # as of which view the own entries have been looked through, and until when
+        self._keep_at = 0.0
         self._told: dict[tuple[str, str], _Home] = {}
         self._round_at = time.monotonic() + ROUND_SECONDS
         self._ended = threading.Event()
@@ -101,10 +104,9 @@ class Announcer:
         self._follow(slab.arena, view, homes)
         for uid, home in homes.items():
             self._check_lease(at.get(uid), home)
-            if home.whole:
-                self._tell_all(slab.arena, view, uid, home)
-        if view is not self._kept and self._homes.settled:
-            self._kept = view
+        self._tell_all(slab.arena, view, {uid: home for uid, home in homes.items() if home.whole})
+        if self._homes.settled and (view is not self._kept or time.monotonic() >= self._keep_at):
+            self._kept, self._keep_at = view, time.monotonic() + KEEP_SECONDS
             self._entries.keep(lambda head: self._own in view.homes(head))
         for uid, home in homes.items():
             if uid in at and time.monotonic() >= home.retry_at:
@@ -127,11 +129,10 @@ class Announcer:
         now = time.monotonic()
         if lost or now >= self._round_at:
             self._round_at = now + ROUND_SECONDS
-            for uid, home in homes.items():
-                if lost:
-                    home.whole = True
-                else:
-                    home.pending.update(self._for_home(arena, view, uid))
+            if not lost:
+                self._tell(arena, view, homes)
+            for home in homes.values():
+                home.whole |= lost
         if before is not view:
             for key, head in self._placed(arena):
                 for uid in view.homes(head):
@@ -152,17 +153,23 @@ class Announcer:
         if member is not None and home.lease and member.lease > home.lease:
             home.lease, home.whole = member.lease, True
 
-    def _tell_all(self, arena: Arena, view: View, uid: str, home: _Home) -> None:
-        if home.lease:
-            self._account.count("announced_again")
-        home.pending = self._for_home(arena, view, uid)
-        home.fresh, home.whole = True, False
+    def _tell_all(self, arena: Arena, view: View, homes: Mapping[str, _Home]) -> None:
+        for home in homes.values():
+            if home.lease:
+                self._account.count("announced_again")
+            home.pending = {}
+            home.fresh, home.whole = True, False
+        self._tell(arena, view, homes)
+
+    def _tell(self, arena: Arena, view: View, homes: Mapping[str, _Home]) -> None:
+        """All that lies here, to its homes among these; the arena is looked through once, however many there are."""
+        for key, head in self._placed(arena) if homes else ():
+            for uid in view.homes(head):
+                if uid in homes:
+                    homes[uid].pending[key] = head
 
     def _placed(self, arena: Arena) -> list[tuple[bytes, bytes]]:
         return [] if self._gone else arena.placed()
-
-    def _for_home(self, arena: Arena, view: View, uid: str) -> dict[bytes, bytes]:
-        return {key: head for key, head in self._placed(arena) if uid in view.homes(head)}
 
     # -- sending -------------------------------------------------------------------------------------
 
