@@ -365,3 +365,11 @@ def test_blocks_out_of_order_or_twice_end_the_fetch_and_what_came_is_kept(dialer
                 fetch(dialer, f"127.0.0.1:{listening.getsockname()[1]}", landed)
             thread.join()
             assert [index for index, _ in landed.blocks] == order[:1]
+
+
+def test_a_connection_that_was_closed_meanwhile_is_a_peer_error_and_no_fault_of_this_process() -> None:
+    left, right = socket.socketpair()
+    connection = Connection(left)
+    connection.close()
+    with right, pytest.raises(PeerError, match="closed"):
+        connection.settimeout(1.0)

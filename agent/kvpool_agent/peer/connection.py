@@ -61,7 +61,11 @@ class Connection:
         self._deadline = deadline
 
     def settimeout(self, seconds: float) -> None:
-        self._socket.settimeout(max(seconds, 0.001))
+        """Raises PeerError where the connection was closed meanwhile, as at the end of this process."""
+        try:
+            self._socket.settimeout(max(seconds, 0.001))
+        except OSError as error:
+            raise PeerError(f"the connection is closed: {error}") from None
 
     def wait(self, seconds: float) -> None:
         """Waits until something has come. Raises PeerError after so many seconds of nothing."""
