@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvpool_agent.engine_port.server import EnginePort
+from kvpool_agent.flows.attach import EngineHandler
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.supervisor import Probes
 
@@ -75,3 +77,32 @@ def test_listeners_turn_away_whom_they_have_no_thread_for_and_take_the_next(
         with pytest.raises(TimeoutError):  # it is listened to: nothing has been said yet
             sock.recv(1)
     server.close()
+
+
+def test_an_engine_that_stands_still_holds_up_nobody_who_tells_a_new_deadline() -> None:
+    stands_still, told = threading.Event(), threading.Event()
+
+    class Port:
+        def send(self, header: dict[str, Any]) -> None:
+            assert header == {"verb": "limits", "load_seconds": 3.0}
+            assert stands_still.wait(WAIT)
+            told.set()
+
+    nobody: Any = None
+    lookup: Any = types.SimpleNamespace(load_seconds=1.0)
+    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody)
+    port: Any = Port()
+    handler._ports.add(port)
+    handler.load_within(3.0)
+    assert (lookup.load_seconds, told.is_set()) == (3.0, False)
+    stands_still.set()
+    assert told.wait(WAIT)
+
+
+def test_without_a_thread_the_engines_keep_the_deadline_that_they_have(no_threads: threading.Event) -> None:
+    nobody: Any = None
+    lookup: Any = types.SimpleNamespace(load_seconds=1.0)
+    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody)
+    no_threads.set()
+    handler.load_within(3.0)
+    assert lookup.load_seconds == 3.0

@@ -4,6 +4,7 @@ The engine port's handler. The host pool's descriptor is mapped read-only for th
 the engine as a descriptor that can't be mapped writable.
 """
 
+import contextlib
 import itertools
 import logging
 import os
@@ -76,8 +77,14 @@ class EngineHandler:
         self.lookup.load_seconds = seconds
         with self._lock:
             ports = list(self._ports)
-        for port in ports:
-            port.send({"verb": "limits", "load_seconds": seconds})
+
+        def tell() -> None:
+            for port in ports:
+                port.send({"verb": "limits", "load_seconds": seconds})
+
+        # an engine that stands still takes seconds, which the worker's own loop hasn't got
+        with contextlib.suppress(RuntimeError):  # the container has no thread left; the old deadline is a bound, too
+            threading.Thread(target=tell, name="kvpool-limits", daemon=True).start()
 
     def bare(self, reason: str, detail: str) -> None:
         word = reason if reason in REASONS else "unknown"
