@@ -183,6 +183,19 @@ def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
         reader.close()
 
 
+def test_one_who_would_not_wait_for_the_first_block_is_told_busy_and_not_that_none_is_held(dialer: Dialer) -> None:
+    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=2 << 20))
+    with member(lambda: slow) as source:
+        landed = Landed()
+        dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # two seconds' bytes
+        for _ in range(2):
+            with pytest.raises(PeerBusy):
+                dialer.fetch(source.address, FORMAT, keys(2), "demand", time.monotonic() + 0.2, landed)
+        assert (landed.blocks, source.account.counters["bound_demand_out_seconds"]) == ([0], 2)
+        dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # it is waited for
+        assert landed.blocks == [0, 0]
+
+
 def test_requests_are_served_while_newcomers_hold_all_of_their_streams(dialer: Dialer) -> None:
     with member(slots=32) as source:
         inside, go_on = threading.Semaphore(0), threading.Event()
@@ -222,7 +235,7 @@ def test_a_source_sends_no_faster_than_its_purpose_may(dialer: Dialer) -> None:
         began = time.monotonic()
         fetch(dialer, source, "prewarm", BLOCKS, Landed())
         assert time.monotonic() - began >= (BLOCKS - 1) / 8  # all but the last block are waited for
-        assert source.account.counters["bound_prewarm_out_rate"] == BLOCKS
+        assert source.account.counters["bound_prewarm_out_rate"] == BLOCKS - 1
 
 
 @pytest.mark.parametrize("part", ["handshake", "request"])

@@ -97,6 +97,10 @@ class Pace:
             pause = self._take(0, rate(), block_bytes)
         return True
 
+    def owe(self, amount: int, rate: float, block_bytes: int) -> None:
+        """Bytes that were moved and not waited for: whoever comes next does."""
+        self._take(amount, rate, block_bytes)
+
     def give_back(self, amount: int, rate: float, block_bytes: int) -> None:
         """Bytes that were waited for and not moved."""
         self._take(-amount, rate, block_bytes)

@@ -262,16 +262,22 @@ class PeerServer:
             if served:
                 try:
                     with self._source.blocks(message.format, keys, message.purpose) as blocks:
-                        self._stream(connection, message.purpose, blocks, until)
+                        self._stream(connection, message.purpose, blocks, len(keys) - 1, until)
                 except PeerBusy:
                     served = False
         self._reply(connection, frames.FetchEnd() if served else frames.Refused("busy", BUSY_RETRY_SECONDS))
 
     def _stream(
-        self, connection: Connection, purpose: str, blocks: Iterator[tuple[int, bytes, memoryview]], until: float
+        self,
+        connection: Connection,
+        purpose: str,
+        blocks: Iterator[tuple[int, bytes, memoryview]],
+        last: int,
+        until: float,
     ) -> None:
-        """Sends them at the purpose's pace; what the asker would not wait for is left out."""
-        sent = 0
+        """Sends them at the purpose's pace; what the asker would not wait for is left out. Raises PeerBusy where
+        that is all of them: an answer without a block would look as if none were held. last: index of the last one."""
+        sent = 0  # of the last block
         while True:
             in_time = self._paces[purpose].wait(
                 sent,
@@ -282,6 +288,8 @@ class PeerServer:
             )
             if not in_time or time.monotonic() >= until:
                 self._count(f"bound_{purpose}_out_seconds")
+                if not sent:
+                    raise PeerBusy(BUSY_RETRY_SECONDS)
                 return
             block = next(blocks, None)  # asked for when it can be sent: from here on it is kept from eviction
             if block is None:
@@ -293,3 +301,6 @@ class PeerServer:
                 self._count(f"reads_ended_{purpose}")
                 raise
             sent = len(data)
+            if index == last:  # the asker need not wait for what the next one owes
+                self._paces[purpose].owe(sent, self._purposes()[purpose].sending.bytes_per_second, sent)
+                return
