@@ -190,8 +190,10 @@ class Dialer:
                     connection.until(None)
                     return
                 if isinstance(message, frames.Refused):
-                    busy = message.reason == "busy" and before < 0
-                    raise PeerBusy(message.retry_after) if busy else PeerError(f"refused: {message.reason}")
+                    if message.reason == "busy" and before < 0 and not tail_length:
+                        connection.until(None)
+                        raise PeerBusy(message.retry_after)
+                    raise PeerError(f"refused: {message.reason}")
                 if not isinstance(message, frames.Block) or not before < message.index < len(keys):
                     raise PeerError(f"bad answer to a fetch: {type(message).__name__}")
                 before = message.index
@@ -200,7 +202,7 @@ class Dialer:
 
     @contextmanager
     def _lent(self, address: str, seconds: float) -> Iterator[Connection]:
-        """A connection for one request; it is kept only if that ended well."""
+        """A connection for one request; it is kept only if that ended well, or was refused as busy."""
         if seconds <= 0:
             raise PeerError("the deadline has passed")
         connection = self._kept(address)
@@ -213,9 +215,15 @@ class Dialer:
         connection.settimeout(seconds)
         try:
             yield connection
+        except PeerBusy:
+            self._keep(address, connection)
+            raise
         except BaseException:
             connection.close()
             raise
+        self._keep(address, connection)
+
+    def _keep(self, address: str, connection: Connection) -> None:
         with self._lock:
             kept = self._idle.setdefault(address, [])
             if len(kept) < IDLE_KEPT and self._present.get(address) == connection.peer:
