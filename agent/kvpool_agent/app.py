@@ -48,6 +48,8 @@ from kvpool_contract.names import ENGINE_SOCKET
 log = logging.getLogger("kvpool.agent")
 
 TICK_SECONDS = 0.1
+# why an engine that is attached goes on without the pool; all other reasons are of one that is not
+OF_THE_ATTACHED = ("probe_mismatch", "groups_unsupported", "state_groups_unsupported")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,9 @@ class Agent:
             self._account.count("warm_discarded_bytes", place.last_beat.discarded)
             self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
         reading = Reading(self._account, self._purposes)
-        source = OwnBlocks(self._identity, self._slabs, reading, lambda: self._readiness.state, self._probe)
+        source = OwnBlocks(
+            self._identity, self._slabs, reading, lambda: self._readiness.state, self._probe, self._format_is_proved
+        )
         directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
         self._peers = PeerServer(
             place.bind, place.peer_port, source, directory, purposes=self._purposes, count=self._account.count
@@ -279,7 +283,7 @@ class Agent:
 
     def _bare(self, reason: str) -> None:
         # where another engine is served, its warm-up goes on
-        if self._early is not None and (reason == "probe_mismatch" or not self._handler.sessions):
+        if self._early is not None and (reason in OF_THE_ATTACHED or not self._handler.sessions):
             self._early.stop()
         self._change(lambda readiness: readiness.bare(reason, time.monotonic()))
 
@@ -302,6 +306,10 @@ class Agent:
     def _as_home(self) -> tuple[str, str] | None:
         ready = self._readiness.ready
         return (self._identity.member, self._identity.incarnation) if ready else None
+
+    def _format_is_proved(self) -> bool:
+        """Whether an engine has shown that it has this format, to this worker or to one before it."""
+        return self._handler.attaches > 0 or self._place.latched
 
     def _own_format(self) -> str:
         slab = self._slabs.current

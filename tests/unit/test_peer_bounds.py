@@ -189,8 +189,10 @@ def test_one_who_would_not_wait_for_the_first_block_is_told_busy_and_not_that_no
         landed = Landed()
         dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # two seconds' bytes
         for _ in range(2):
+            (connection,) = dialer._idle[source.address]
             with pytest.raises(PeerBusy):
                 dialer.fetch(source.address, FORMAT, keys(2), "demand", time.monotonic() + 0.2, landed)
+            assert dialer._idle[source.address] == [connection]  # to ask again takes no handshake
         assert (landed.blocks, source.account.counters["bound_demand_out_seconds"]) == ([0], 2)
         dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # it is waited for
         assert landed.blocks == [0, 0]
@@ -294,3 +296,14 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("proved", "template"), [(True, "revision"), (False, "")])
+def test_a_member_whose_format_is_a_guess_tells_no_template_to_guess_by(proved: bool, template: str) -> None:
+    slabs = Slabs(ArenaMemory.anonymous(16 * 4096), 0.0)
+    slabs.open(FORMAT, FIELDS, 4096)
+    identity = Identity("pool", "uid", "inc", "revision")
+    probe = types.SimpleNamespace(withdrawn=False)
+    source = OwnBlocks(identity, slabs, Reading(Account()), lambda: "Ready(degraded)", probe, lambda: proved)  # type: ignore[arg-type]
+    welcome = source.welcome(2)
+    assert (welcome.template, welcome.format) == (template, FORMAT.hex())

@@ -17,10 +17,17 @@ from kvpool_agent.store.slab import Slab, Slabs
 
 class OwnBlocks:
     """This member as a source (peer.serve.Source). state: gives the agent's state. One whose engine has failed its
-    probe holds nothing for others."""
+    probe holds nothing for others. proved: whether an engine has shown its format; a guess is no word for others to
+    guess by, so the template is told only then."""
 
     def __init__(
-        self, identity: Identity, slabs: Slabs, reading: Reading, state: Callable[[], str], probe: ProbeFlow
+        self,
+        identity: Identity,
+        slabs: Slabs,
+        reading: Reading,
+        state: Callable[[], str],
+        probe: ProbeFlow,
+        proved: Callable[[], bool] = lambda: True,
     ) -> None:
         self.pool = identity.pool
         self._identity = identity
@@ -28,6 +35,7 @@ class OwnBlocks:
         self._reading = reading
         self._state = state
         self._probe = probe
+        self._proved = proved
 
     def _slab(self, fingerprint: bytes) -> Slab | None:
         return None if self._probe.withdrawn else self._slabs.of(fingerprint)
@@ -41,7 +49,7 @@ class OwnBlocks:
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
             len(slab.arena) if slab is not None and not self._probe.withdrawn else 0,
-            self._identity.template,
+            self._identity.template if self._proved() else "",
             slab.slot_bytes if slab is not None else 0,
         )
 
