@@ -116,8 +116,11 @@ def test_the_view_follows_the_file_and_tells_who_has_gone(
         assert members.all() == []
         members_file.write_text(f"{first}\n{second}\n")
         wait_for("two live members", lambda: len(members.live(FORMAT)) == 2, 10, 0.01)
-        members_file.write_text(f"{second}\n")
+        replaced = members_file.with_suffix(".new")  # whole: a file that is read half written names fewer members
+        replaced.write_text(f"{second}\n")
+        replaced.rename(members_file)
         wait_for("one live member", lambda: [m.address for m in members.live(FORMAT)] == [second], 10, 0.01)
+        wait_for("told", lambda: gone, 10, 0.01)
         assert gone == [first]
         failures: list[SeedError] = []
 
