@@ -38,8 +38,6 @@ POOL = {
     "spec": {
         "engine": {"blockTokens": BLOCK_TOKENS, "hostPool": {"size": "512Mi"}},
         "tiers": {"memory": {"size": "1Gi"}},
-        # So slow that the engine is healthy long before the hot set is in: what holds a newcomer back is the pool.
-        "prewarm": {"maxBytesPerSecond": "2Mi"},
         "readiness": {"targetPercent": 100},
         "agent": {"resources": {"requests": {"cpu": "50m"}}},
     },

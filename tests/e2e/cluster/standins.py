@@ -110,9 +110,10 @@ class StandIns(Kube):
         wait_for("no pod is left", lambda: not self.core.list_namespaced_pod(self.namespace).items, 60)
         self.kubectl("delete", "namespace", self.namespace, "--wait=false")
 
-    def create(self, replicas: int = 2, **changes: Any) -> list[Member]:
+    def create(self, replicas: int = 2, pool_spec: dict[str, Any] | None = None, **changes: Any) -> list[Member]:
         """The pool with ready replicas."""
-        pool = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": NAME}, "spec": SMALL}
+        spec = {**SMALL, **(pool_spec or {})}
+        pool = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": NAME}, "spec": spec}
         ports = [{"port": 80, "targetPort": PORT}]
         service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}}
         self._apply(pool, service | {"spec": {"selector": {"app": NAME}, "ports": ports}})

@@ -3,7 +3,7 @@
 from cluster.engines import Member
 from cluster.kube import wait_for
 from cluster.observers import EndpointWatch, Traffic
-from cluster.standins import NAME, Served, StandIns, ask
+from cluster.standins import NAME, Served, StandIns, ask, sum_blocks
 
 BLOCKS = 8
 COLD = ("Ready(degraded)", "nothing_to_warm")
@@ -11,6 +11,47 @@ COLD = ("Ready(degraded)", "nothing_to_warm")
 
 def states(members: list[Member]) -> list[tuple[str, str]]:
     return [(status.state, status.reason) for status in (member.status() for member in members)]
+
+
+def test_a_newcomer_with_a_healthy_engine_gets_no_request_before_its_hot_set_is_in(standins: StandIns) -> None:
+    blocks = 24
+    # a block a second, which is much longer than the engine takes to start: what holds the newcomer back is its agent
+    old = standins.create(2, pool_spec={"prewarm": {"maxBytesPerSecond": "4Ki"}})
+    tokens = standins.heat("hot", blocks)
+    names = {member.pod.name for member in old}
+    with (
+        EndpointWatch(standins, NAME) as endpoints,
+        Traffic(standins.cluster_ip(NAME), ask=lambda host: ask(host, tokens, port=80), every=0.1) as traffic,
+    ):
+        standins.scale(NAME, 3)
+        third = wait_for(
+            "the third pod's address",
+            lambda: next((m for m in standins.members() if m.pod.name not in names and m.pod.address), None),
+            60,
+        )
+        wait_for("its engine waits", lambda: waits(third), 60)
+        assert not endpoints.was_ready(third.pod.name)
+        before = traffic.served
+        wait_for("requests go elsewhere", lambda: traffic.served > before + 5, 60)
+        standins.wait_ready(3)
+        wait_for("its endpoint", lambda: endpoints.was_ready(third.pod.name), 30)
+        wait_for("it serves", lambda: sum_blocks(third) > 0, 60)
+    assert traffic.failures == []
+    status = third.status()
+    assert (status.state, status.warm.planned_blocks, status.warm.loaded_blocks) == ("Ready(warm)", blocks, blocks)
+    (ready,) = [event for event in status.events if event.word == "ready"]
+    assert min(at for at, is_ready in endpoints.history(third.pod.name) if is_ready) >= ready.at
+    assert status.hits.computed_blocks == 0
+
+
+def waits(member: Member) -> bool:
+    """Whether its engine is healthy and attached, and only the hot set is missing; it has served nobody then."""
+    status = member.status()
+    found = (status.engine_healthy, status.attached, status.state)
+    assert sum_blocks(member) == 0 or status.state.startswith("Ready"), f"{member.pod.name} has served too early"
+    if found != (True, True, "Warming"):
+        raise ValueError(found)
+    return True
 
 
 def test_a_rollout_of_the_same_engine_is_warm_pod_by_pod_and_the_service_never_has_fewer_replicas(

@@ -78,9 +78,8 @@ def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
 
 def wait_until_ready_without_serving(member: Member) -> None:
     """Until the agent is ready. The engine's count is read before the agent's state: a request that was finished
-    before a state other than ready was one too early. The engine has to have been healthy for a while by then, else
-    it was the engine that kept requests away."""
-    deadline, held_back = time.monotonic() + WARM_SECONDS, 0
+    before a state other than ready was one too early."""
+    deadline = time.monotonic() + WARM_SECONDS
     while time.monotonic() < deadline:
         try:
             served = member.requests()
@@ -89,9 +88,7 @@ def wait_until_ready_without_serving(member: Member) -> None:
         with contextlib.suppress(OSError):  # no answer says nothing
             status = member.status()
             if status.state.startswith("Ready"):
-                assert held_back > 10, f"a healthy engine was seen waiting for its agent {held_back} times"
                 return
             assert served == 0, f"{member.pod.name} has served {served} requests before it was warm"
-            held_back += status.engine_healthy
         time.sleep(0.1)
     raise AssertionError(f"{member.pod.name}: its agent is not ready after {WARM_SECONDS} s")
