@@ -13,7 +13,7 @@ from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
 from kvpool_operator.desired.events import Event, member_events, pool_events
-from kvpool_operator.desired.objects import pool_objects
+from kvpool_operator.desired.objects import keeping_document, pool_objects
 from kvpool_operator.desired.ownership import judge, owned
 from kvpool_operator.desired.pods import living
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
@@ -72,10 +72,12 @@ class Reconciler:
 
     async def _make_objects(self, pool: KVCachePool, metadata: dict[str, Any]) -> tuple[str, str]:
         """Why an object could not be made, as a reason and a sentence; nothing where all are there."""
-        for plain in pool_objects(pool):
+        for plain in pool_objects(pool, metadata["generation"]):
             wanted = owned(plain, metadata)
             title = f"{wanted['kind']} {wanted['metadata']['name']}"
-            verdict = judge(await asyncio.to_thread(self._cluster.read, wanted), wanted)
+            found = await asyncio.to_thread(self._cluster.read, wanted)
+            wanted = keeping_document(wanted, found)
+            verdict = judge(found, wanted)
             if verdict == "another's":
                 return "NameTaken", (
                     f"{title} is not this pool's and is left alone; delete or rename it, or give the pool another name"
