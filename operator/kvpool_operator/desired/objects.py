@@ -27,6 +27,8 @@ from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_objec
 from kvpool_operator.desired.pool import KVCachePool
 
 PEER_PORT_NAME = "kvpool-peer"
+# Fields of the agents' configuration that the pool's spec calls otherwise.
+_POOL_FIELDS = {"arenaBytes": "tiers.memory.size"}
 
 
 def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
@@ -56,6 +58,11 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         paused=spec.paused,
         generation=generation,
     )
+
+
+def pool_field(path: str) -> str:
+    """What the pool's spec calls a field of the agents' configuration; the path itself where nothing else is known."""
+    return _POOL_FIELDS.get(path, path)
 
 
 def config_map(pool: KVCachePool, generation: int = 0) -> dict[str, Any]:
