@@ -111,7 +111,11 @@ def test_every_field_reaches_the_configuration() -> None:
                 "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
                 "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
-                "agent": {"image": "i", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}},
+                "agent": {
+                    "image": "i",
+                    "imagePullSecrets": [{"name": "s"}],
+                    "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}},
+                },
                 "paused": True,
             },
             namespace="team-a",
@@ -126,6 +130,7 @@ def test_every_field_reaches_the_configuration() -> None:
     )
     assert (pool.spec.agent.image, pool.spec.agent.resources.requests) == ("i", {"cpu": 1})
     assert pool.spec.agent.resources.limits == {"memory": "4Gi"}
+    assert [secret.name for secret in pool.spec.agent.image_pull_secrets] == ["s"]
     assert json.loads(pool_objects(pool)[0]["data"]["agent.json"]) == {
         "version": 1,
         "pool": "chat",
@@ -237,6 +242,8 @@ def _another(value: Any) -> Any:
         return not value
     if isinstance(value, int | float):
         return value + 1 if value < 95 else value - 1
+    if isinstance(value, list):
+        return [{"name": "other"}]
     return {"cpu": "1"} if isinstance(value, dict) else "other"
 
 

@@ -112,6 +112,7 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     resources.raise_pod(edits, agent["resources"], host_pool)
     for container in (client, agent):
         edits.add(("spec", "initContainers"), container)
+    _add_pull_secrets(edits, [secret.name for secret in pool.spec.agent.image_pull_secrets])
     exclude_ports(edits)
     edits.set(("metadata", "labels", POOL_LABEL), own)
     edits.set(("metadata", "annotations", CONFIG_HASH_ANNOTATION), new_pods_hash(pool))
@@ -119,6 +120,14 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     annotations[ORIGINALS_ANNOTATION] = edits.record(str(engine["name"]))
     if sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items()) > MAX_ANNOTATIONS:
         raise Refused("annotations_full")
+
+
+def _add_pull_secrets(edits: Edits, names: list[str]) -> None:
+    """One that the pod names already stays the pod's own."""
+    there = {secret.get("name") for secret in edits.template["spec"].get("imagePullSecrets") or []}
+    for name in dict.fromkeys(names):
+        if name not in there:
+            edits.add(("spec", "imagePullSecrets"), {"name": name})
 
 
 def new_pods_hash(pool: KVCachePool) -> str:
