@@ -250,6 +250,7 @@ def test_members_that_do_not_answer_follow_nothing_and_only_those_that_do_are_ju
     assert conditions(given)["Configured"] == (
         "True", "AllConfigured", "1 of 4 agents have taken over the present configuration.",
     )  # fmt: skip
+    assert conditions(status(SILENT, BEGINNING))["Configured"][:2] == ("False", "NoAgentAnswers")
     nowhere = status(WARM, document="")
     assert (nowhere["configured"], conditions(nowhere)["Configured"][1]) == ("0/1", "NotMade")
 

@@ -18,7 +18,7 @@ from kvpool_operator.desired.status import MAX_MESSAGE, NOT_STARTED, UNREACHABLE
 MAX_MESSAGE_OF_AN_EVENT = 1024  # the API server's own limit
 _TOLD = {  # conditions whose changes are told, and the reasons that are nothing to tell
     "ConfigValid": (),
-    "Configured": ("NoMembers", "MembersFollowing", "NotMade", "AllConfigured"),
+    "Configured": ("NoMembers", "MembersFollowing", "NotMade", "NoAgentAnswers", "AllConfigured"),
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),
 }

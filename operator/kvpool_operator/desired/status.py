@@ -224,6 +224,8 @@ def _configuration(name: str, observed: Observed) -> _Verdict:
     members, total = [m for m in observed.members if m.status is not None], len(observed.members)
     if not observed.members:
         return _no_members(name)
+    if not members:
+        return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
     if found := [m for m in members if m.config.reason]:
         problems = "; ".join(dict.fromkeys(m.config.problem for m in found))
         sentence = f"{len(found)} of {total}: {_names(found)} ({problems}). {explain(found[0].config.reason)}"
