@@ -43,7 +43,7 @@ RULES = {
 }
 
 COLUMNS = (
-    ("Phase", "string", ".status.phase", "Pending, Ready or Degraded."),
+    ("Phase", "string", ".status.phase", "Pending, Ready, Paused or Degraded."),
     ("Ready", "string", ".status.ready", "Members whose agent is ready, of all members."),
     ("Warm", "string", ".status.warm", "Members that hold their hot set, of all members."),
     ("Hit", "integer", ".status.hitPercent.total", "Percent of prompt blocks found in the pool."),

@@ -28,8 +28,8 @@ API_HEAD = f"""# API
 {pool_schema.MAX_NAME} characters long. Sizes are Kubernetes quantities: `500Mi`, `4Gi`, `1e9`.
 
 Unknown fields are refused by `kubectl` and by `kvpool`. A field for *new pods only* takes effect in pods that are made
-after the change; a worker that is restarted in an older pod may read it, too. `kvpool check FILE` says offline what the
-API server would say.
+after the change; a *live* one in running pods, too, as soon as the kubelet has brought it there, up to two minutes.
+`kvpool check FILE` says offline what the API server would say.
 """
 
 

@@ -123,6 +123,12 @@ def encode_config(config: AgentConfig) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
+def encode_fixed(config: AgentConfig) -> str:
+    """The part that no running agent takes over: as long as it is the same, no pod has to be made anew."""
+    fixed = {name: value for name, value in dataclasses.asdict(config).items() if name not in LIVE_FIELDS}
+    return json.dumps(fixed, sort_keys=True, separators=(",", ":"))
+
+
 def digest_of(document: bytes) -> str:
     """Names a document: an agent shows it, and whoever wrote the document compares."""
     return hashlib.sha256(document).hexdigest()[:DIGEST_DIGITS]

@@ -7,7 +7,7 @@ from typing import Any
 
 API_GROUP = "kvpool.io"
 POOL_LABEL = "kvpool.io/pool"
-CONFIG_HASH_ANNOTATION = "kvpool.io/config-hash"
+CONFIG_HASH_ANNOTATION = "kvpool.io/config-hash"  # of the part that holds for new pods alone
 ORIGINALS_ANNOTATION = "kvpool.io/originals"
 SKIPPED_ANNOTATION = "kvpool.io/skipped"
 REQUIRE_ANNOTATION = "kvpool.io/require"

@@ -11,12 +11,14 @@ from rich.table import Table
 from kvpool_cli.members import UNREACHABLE, Answer
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus
+from kvpool_operator.desired.objects import pool_field
 
 COLUMNS = ("MEMBER", "STATE", "WARM", "LOCAL", "SHARED", "COMPUTED", "SHARED IN", "ARENA", "FORMAT", "REASON")
 NOTHING = "-"
 FROM_PEERS = ("demand_in", "prewarm_in")  # what went out stands in the other side's row
 FORMAT_DIGITS = 8
 CLOSED = "closed"
+NOTABLE_ORPHANS = 0.1  # of the blocks that a member holds
 WIDTH = 200
 
 
@@ -44,7 +46,7 @@ def as_table(answers: list[Answer]) -> str:
     reasons = dict.fromkeys((answer.status.reason if answer.status else UNREACHABLE) for answer in answers)
     explained = [explain(reason) for reason in reasons if reason]
     errors = [f"{answer.member}: {answer.error}" for answer in answers if answer.error]
-    notes = [*explained, *errors, *(note for answer in answers for note in (*_of_probe(answer), *_of_peers(answer)))]
+    notes = [*explained, *errors, *(note for answer in answers for note in _notes(answer))]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
@@ -66,16 +68,46 @@ def _row(member: str, status: AgentStatus) -> list[str]:
     ]
 
 
-def _of_probe(answer: Answer) -> Iterator[str]:
-    """An engine that shares without having shown that it computes what the others compute."""
-    if answer.status and answer.status.probe.state == "not_run":
-        yield f"{answer.member}: {explain('probe_not_run')} ({answer.status.probe.detail})"
+def _notes(answer: Answer) -> Iterator[str]:
+    """What there is to say of a member besides its row: nothing of one that is as it should be."""
+    if answer.status is not None:
+        for parts in (_of_configuration, _of_probe, _of_arena):
+            yield from (f"{answer.member}: {note}" for note in parts(answer.status))
+        yield from _of_peers(answer.member, answer.status)
 
 
-def _of_peers(answer: Answer) -> Iterator[str]:
+def _of_configuration(status: AgentStatus) -> Iterator[str]:
+    """What of its configuration is not in force."""
+    if status.config.reason:
+        yield f"{explain(status.config.reason)} ({status.config.problem})"
+    if status.config.needs_new_pods:
+        fields = ", ".join(pool_field(path) for path in status.config.needs_new_pods)
+        yield f"it runs with former values of {fields}; make its pod anew"
+    if status.unknown_config_fields:
+        fields = ", ".join(status.unknown_config_fields)
+        yield f"it does not know the configuration fields {fields}; update its image"
+
+
+def _of_probe(status: AgentStatus) -> Iterator[str]:
+    """An engine that has not shown that it computes what the others compute."""
+    probe = status.probe
+    if probe.state in ("not_run", "pending", "mismatch"):
+        details = ", ".join(each for each in (probe.member and f"beside {probe.member}", probe.detail) if each)
+        word = f"probe_{probe.state}"
+        said = word if status.reason == word else explain(word)  # a row's reason is explained already
+        yield said + (f" ({details})" if details else "")
+
+
+def _of_arena(status: AgentStatus) -> Iterator[str]:
+    arena = status.arena
+    if arena.orphan_blocks > NOTABLE_ORPHANS * arena.blocks:
+        yield f"{arena.orphan_blocks} of {arena.blocks} blocks are orphans: no member holds the block before them"
+
+
+def _of_peers(member: str, status: AgentStatus) -> Iterator[str]:
     """What keeps this member from using others as sources."""
-    for peer in answer.status.peers if answer.status else ():
-        name = f"{answer.member} → {peer.member or peer.address}"
+    for peer in status.peers:
+        name = f"{member} → {peer.member or peer.address}"
         if peer.breaker != CLOSED:
             yield f"{name}: breaker {peer.breaker} after {peer.failures} failures in a row"
         if peer.differences:

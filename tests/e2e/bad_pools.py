@@ -101,6 +101,25 @@ BAD_POOLS = [
     _wrong("loading.deadlineSeconds", 0.01, "expected `float` >= 0.05", "should be greater than or equal to 0.05"),
     _wrong("loading.deadlineSeconds", 3601, "expected `float` <= 3600.0", "should be less than or equal to 3600"),
     _wrong("agent.image", "i" * 513, "expected `str` of length <= 512", "may not be more than 512 bytes"),
+    _wrong(
+        "agent.imagePullSecrets",
+        [{"name": f"s{n}"} for n in range(9)],
+        "expected `array` of length <= 8",
+        "must have at most 8 items",
+    ),
+    BadPool(
+        "spec.agent.imagePullSecrets[0]",
+        "pool field spec.agent.imagePullSecrets[0].nam: this version does not know it; "
+        "spec.agent.imagePullSecrets[0] has name",
+        UNKNOWN,
+        _at("agent.imagePullSecrets", [{"nam": "s"}]),
+    ),
+    BadPool(
+        "spec.agent.imagePullSecrets[0].name",
+        "pool field spec.agent.imagePullSecrets[0].name: it is missing; add it",
+        "Required value",
+        _at("agent.imagePullSecrets", [{}]),
+    ),
     BadPool(
         "spec.agent.resources.limits",
         f"pool field spec.agent.resources.limits.cpu: 'two' {QUANTITY}",

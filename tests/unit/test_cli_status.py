@@ -7,12 +7,27 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kvpool_cli.main import main
-from kvpool_contract.status import AgentStatus, Arena, EngineTokens, Hits, Peer, Probe, Transfer, Warm, encode_status
+from kvpool_cli.members import Answer
+from kvpool_cli.report import as_table
+from kvpool_contract.reasons import explain
+from kvpool_contract.status import (
+    AgentStatus,
+    Arena,
+    ConfigInForce,
+    EngineTokens,
+    Hits,
+    Peer,
+    Probe,
+    Transfer,
+    Warm,
+    encode_status,
+)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -250,3 +265,41 @@ def test_an_answer_other_than_ok_is_no_answer(tmp_path: Path) -> None:
     thread.join()
     server.server_close()
     assert [row["error"] for row in json.loads(result.stdout)] == ["it answered 503 Service Unavailable"]
+
+
+PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in the pool's spec"
+
+
+@pytest.mark.parametrize(
+    ("change", "notes"),
+    [
+        ({}, []),
+        ({"config": ConfigInForce("0123456789ab", 7), "probe": Probe("same", member="b")}, []),
+        ({"probe": Probe("alone")}, []),
+        ({"probe": Probe("close", member="b")}, []),
+        ({"arena": Arena(1024, 512, 100, orphan_blocks=10)}, []),
+        ({"config": ConfigInForce("", 7, "config_invalid", PROBLEM)}, [f"a: {explain('config_invalid')} ({PROBLEM})"]),
+        (
+            {"config": ConfigInForce(needs_new_pods=["arenaBytes", "engine.port"])},
+            ["a: it runs with former values of tiers.memory.size, engine.port; make its pod anew"],
+        ),
+        (
+            {"unknown_config_fields": ["x", "y.z"]},
+            ["a: it does not know the configuration fields x, y.z; update its image"],
+        ),
+        ({"probe": Probe("pending")}, [f"a: {explain('probe_pending')}"]),
+        ({"probe": Probe("mismatch", "layer 3", "b")}, [f"a: {explain('probe_mismatch')} (beside b, layer 3)"]),
+        (
+            {"probe": Probe("mismatch", "layer 3", "b"), "state": "Ready(degraded)", "reason": "probe_mismatch"},
+            [explain("probe_mismatch"), "a: probe_mismatch (beside b, layer 3)"],
+        ),
+        (
+            {"arena": Arena(1024, 512, 100, orphan_blocks=11)},
+            ["a: 11 of 100 blocks are orphans: no member holds the block before them"],
+        ),
+    ],
+)
+def test_what_there_is_to_say_stands_below_the_table_in_a_line_each(change: dict[str, Any], notes: list[str]) -> None:
+    status = AgentStatus(**{**FIELDS, "peers": [], **change})
+    _, _, *rest = as_table([Answer("a", status)]).splitlines()
+    assert rest == (["", *notes] if notes else [])

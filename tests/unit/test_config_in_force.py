@@ -20,9 +20,8 @@ from kvpool_contract.config import (
     take_over,
 )
 from kvpool_contract.status import ConfigInForce
-from kvpool_operator.desired.objects import config_map
+from kvpool_operator.desired.objects import config_map, document_hash, headless_service, keeping_document
 from kvpool_operator.desired.pool import read_pool
-from kvpool_operator.inject.template import config_hash
 
 GOOD: dict[str, Any] = {"version": 1, "pool": "chat", "arenaBytes": 1 << 30, "members": {"dns": "chat-kvpool.ns:7700"}}
 
@@ -164,8 +163,27 @@ def test_a_mount_that_swaps_its_folder_is_seen(tmp_path: Path, kept: int) -> Non
 
 def test_an_agents_hash_is_that_of_the_document_which_the_operator_wrote(tmp_path: Path, kept: int) -> None:
     pool = read_pool({"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}})
-    (document,) = config_map(pool)["data"].values()
+    written = config_map(pool, 3)
+    (document,) = written["data"].values()
     path = tmp_path / "agent.json"
     path.write_text(document)
-    assert Configuration(path, kept).in_force.hash == config_hash(pool)
+    assert Configuration(path, kept).in_force == ConfigInForce(document_hash(written), 3)
+    assert document_hash(config_map(pool, 4)) != document_hash(written)
     assert encode_config(decode_config(document.encode()).config) == document
+
+
+def test_a_generation_that_changes_nothing_else_keeps_the_document() -> None:
+    frame = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}}
+    pool, paused = read_pool(frame), read_pool(frame | {"spec": {"paused": True}})
+    first = config_map(pool, 3)
+    assert '"generation": 3' in first["data"]["agent.json"]
+    assert keeping_document(config_map(pool, 4), first) == first
+    assert keeping_document(config_map(paused, 4), first) == config_map(paused, 4)
+    assert keeping_document(config_map(pool, 4), None) == config_map(pool, 4)
+    assert keeping_document(headless_service(pool), headless_service(pool)) == headless_service(pool)
+    # edited by hand, to something else, to nothing or in its spelling: written anew
+    edited = first["data"]["agent.json"].replace('"maxStreams": 4', '"maxStreams": 5')
+    assert edited != first["data"]["agent.json"]
+    for text in (edited, "{", first["data"]["agent.json"] + "\n", "[" * 100_000):
+        assert keeping_document(config_map(pool, 4), {"data": {"agent.json": text}}) == config_map(pool, 4)
+    assert keeping_document(config_map(pool, 4), {"data": None}) == config_map(pool, 4)

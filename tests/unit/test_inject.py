@@ -376,13 +376,18 @@ def test_other_places_for_volumes_are_no_obstacle(path: str) -> None:
     assert joined(template(engine(command=["sh", "-c", "#" * 120_000])))
 
 
-def test_labels_and_annotations_and_a_hash_that_follows_the_configuration() -> None:
+def test_labels_and_annotations_and_a_hash_that_follows_what_needs_new_pods() -> None:
     given = template(labels={"app": "x", "kvpool.io/pool": "chat"})
     given["metadata"]["annotations"] = {"kept": "yes"}
     metadata = joined(given)["metadata"]
     assert metadata["labels"] == {"app": "x", "kvpool.io/pool": "chat"}
     assert metadata["annotations"].pop("kept") == "yes"
     digest = metadata["annotations"]["kvpool.io/config-hash"]
-    other = joined(template(), pool(loading={"deadlineSeconds": 3}))["metadata"]["annotations"]
-    assert joined(template())["metadata"]["annotations"]["kvpool.io/config-hash"] == digest
-    assert other["kvpool.io/config-hash"] != digest
+    live = {"paused": True, "loading": {"deadlineSeconds": 3}, "prewarm": {"maxStreams": 9}}
+    live["readiness"] = {"targetPercent": 5}
+    arena, port = {"tiers": {"memory": {"size": "3Gi"}}}, {"engine": {"port": 9}}
+    for spec, same in (({}, True), (live, True), (arena, False), (port, False)):
+        annotations = joined(template(), pool(**spec))["metadata"]["annotations"]
+        assert (annotations["kvpool.io/config-hash"] == digest) is same, spec
+    # a change that agents take over leaves the whole template as it is: applied again, no pod is made anew
+    assert joined(template(), pool(**live)) == joined(template())

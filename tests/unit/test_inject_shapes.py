@@ -90,7 +90,7 @@ def test_what_comes_out(shape: str) -> None:
 
 def test_there_are_shapes_of_every_kind() -> None:
     skipped = [shape for shape in SHAPES if "skipped" in read(shape)]
-    assert (len(SHAPES) - len(skipped), len(skipped)) == (26, 16)
+    assert (len(SHAPES) - len(skipped), len(skipped)) == (27, 16)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -119,6 +119,18 @@ def test_another_pool_takes_the_place_of_the_first() -> None:
     small, large = {"engine": {"hostPool": {"size": "1Gi"}}}, {"engine": {"hostPool": {"size": "9Gi"}}}
     assert joined(joined(content["given"], small), large) == joined(content["given"], large)
     assert joined(content["given"], small) != joined(content["given"], large)
+
+
+@pytest.mark.parametrize(("own", "after"), [(None, ["a", "b"]), (["b"], ["b", "a"]), (["x"], ["x", "a", "b"])])
+def test_secrets_of_the_agents_image_stand_beside_the_pods_own_and_go_again(own: Any, after: list[str]) -> None:
+    wanted = {"agent": {"imagePullSecrets": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}}
+    given: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "image": "i"}]}}
+    if own is not None:
+        given["spec"]["imagePullSecrets"] = [{"name": name} for name in own]
+    result = joined(given, wanted)
+    assert [secret["name"] for secret in result["spec"]["imagePullSecrets"]] == after
+    assert joined(result, wanted) == result and restore(result) == given
+    assert joined(given, {})["spec"].get("imagePullSecrets") == given["spec"].get("imagePullSecrets")
 
 
 def test_what_others_have_changed_since_is_theirs() -> None:

@@ -2,14 +2,16 @@
 follow."""
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from bad_pools import BAD_POOLS, BadPool
 
-from kvpool_contract.config import decode_config
-from kvpool_operator.desired.objects import agent_config, pool_objects
-from kvpool_operator.desired.pool import PoolError, read_pool, read_stored_pool
+from kvpool_contract.config import LIVE_FIELDS, AgentConfig, decode_config, take_over
+from kvpool_operator.desired.objects import agent_config, pool_field, pool_objects
+from kvpool_operator.desired.pool import LIVE, NEW_PODS, PoolError, PoolSpec, read_pool, read_stored_pool
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
 
 
@@ -109,7 +111,11 @@ def test_every_field_reaches_the_configuration() -> None:
                 "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
                 "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
-                "agent": {"image": "i", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}}},
+                "agent": {
+                    "image": "i",
+                    "imagePullSecrets": [{"name": "s"}],
+                    "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}},
+                },
                 "paused": True,
             },
             namespace="team-a",
@@ -124,6 +130,7 @@ def test_every_field_reaches_the_configuration() -> None:
     )
     assert (pool.spec.agent.image, pool.spec.agent.resources.requests) == ("i", {"cpu": 1})
     assert pool.spec.agent.resources.limits == {"memory": "4Gi"}
+    assert [secret.name for secret in pool.spec.agent.image_pull_secrets] == ["s"]
     assert json.loads(pool_objects(pool)[0]["data"]["agent.json"]) == {
         "version": 1,
         "pool": "chat",
@@ -217,3 +224,51 @@ def test_the_frame_of_the_document_is_checked(change: dict[str, Any], sentence: 
     with pytest.raises(PoolError) as refusal:
         read_pool(document() | change)
     assert str(refusal.value) == sentence
+
+
+def _leaves(part: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Path, value and the word for when a change applies, of every field of a spec."""
+    for each in msgspec.structs.fields(type(part)):
+        value, inner = getattr(part, each.name), path + each.encode_name
+        if isinstance(value, msgspec.Struct):
+            yield from _leaves(value, f"{inner}.")
+        else:
+            (meta,) = (m for m in get_args(each.type) if isinstance(m, msgspec.Meta))
+            yield inner, value, (meta.extra or {})["applies"]
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1 if value < 95 else value - 1
+    if isinstance(value, list):
+        return [{"name": "other"}]
+    return {"cpu": "1"} if isinstance(value, dict) else "other"
+
+
+def _specs() -> list[tuple[str, str, AgentConfig]]:
+    """For each field of the spec: its path, what is said of it, and the agents' configuration with another value."""
+    found = []
+    for path, value, applies in _leaves(PoolSpec()):
+        spec: Any = _another(value)
+        for name in reversed(path.split(".")):
+            spec = {name: spec}
+        found.append((path, applies, agent_config(read_pool(document(spec)))))
+    return found
+
+
+def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
+    now = agent_config(read_pool(document()))
+    live, named = set(), set()
+    for path, applies, wanted in _specs():
+        in_force, needs_new_pods = take_over(now, wanted)
+        told = in_force != now
+        assert applies == (LIVE if told else NEW_PODS), path
+        if told:
+            live.add(path.partition(".")[0])
+        # what agents name as needing new pods is called what the spec calls it
+        assert [pool_field(each) for each in needs_new_pods] == ([path] if wanted != now and not told else []), path
+        named |= set(needs_new_pods)
+    assert live == set(LIVE_FIELDS) - {"generation"}
+    assert named == {"arenaBytes", "engine.port"}

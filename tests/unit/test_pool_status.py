@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from agent_status import agent
+from agent_status import agent as bare_agent
 
 from kvpool_contract.reasons import REASONS, explain
-from kvpool_contract.status import AgentStatus, Hits
+from kvpool_contract.status import AgentStatus, ConfigInForce, Hits
 from kvpool_operator.desired.events import Event, member_events, pool_events
 from kvpool_operator.desired.status import MAX_FORMATS, MAX_MESSAGE, Member, Observed, pool_status
 
@@ -15,12 +15,19 @@ METADATA = {"name": "chat", "namespace": "team-a", "uid": "pool-uid"}
 POOL_LABELLED = "No pod of this namespace carries the label kvpool.io/pool=chat."
 
 
+DOCUMENT = "0123456789ab"
+
+
+def agent(*said: Any, **more: Any) -> AgentStatus:
+    return bare_agent(*said, **{"config": ConfigInForce(DOCUMENT)} | more)
+
+
 def member(name: str, status: AgentStatus | None = None, **more: Any) -> Member:
     return Member(name, f"{name}-uid", status=status, **more)
 
 
 def status(*members: Member, before: Any = None, now: str = NOW, generation: int = 1, **seen: Any) -> dict[str, Any]:
-    return pool_status("chat", generation, Observed(members, **seen), before, now)
+    return pool_status("chat", generation, Observed(members, **{"document": DOCUMENT} | seen), before, now)
 
 
 def conditions(given: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
@@ -44,6 +51,7 @@ def test_a_pool_of_warm_members() -> None:
         "phase": "Ready",
         "ready": "2/2",
         "warm": "2/2",
+        "configured": "2/2",
         "hitPercent": {"local": 30, "shared": 20, "total": 50},
         "formats": [{"format": "ffffffff", "members": 2}],
         "conditions": [
@@ -57,6 +65,7 @@ def test_a_pool_of_warm_members() -> None:
             }
             for kind, reason, message in (
                 ("ConfigValid", "Accepted", "The spec is accepted."),
+                ("Configured", "AllConfigured", "2 of 2 agents have taken over the present configuration."),
                 ("AgentsReady", "AllReady", "2 of 2 agents are ready."),
                 ("CacheWarm", "AllWarm", "2 of 2 members hold their hot set."),
                 ("Ready", "MembersReady", "2 of 2 agents are ready."),
@@ -137,6 +146,7 @@ def test_nothing_new_is_the_same_status_and_only_a_change_is_dated() -> None:
     dates = {c["type"]: (c["lastTransitionTime"], c["observedGeneration"]) for c in changed["conditions"]}
     assert dates == {
         "ConfigValid": (NOW, 2),
+        "Configured": (NOW, 2),
         "AgentsReady": (NOW, 2),
         "CacheWarm": (NOW, 2),
         "Ready": (LATER, 2),
@@ -201,3 +211,77 @@ def test_events_of_pods_say_the_reason_and_the_same_twice_has_one_name() -> None
         "apiVersion": "v1", "kind": "Pod", "name": "d", "namespace": "team-a", "uid": "d-uid",
     }  # fmt: skip
     assert document["metadata"] == {"name": events[0].name, "namespace": "team-a"}
+
+
+FORMER = ConfigInForce("ba9876543210", 1)
+MANY = ConfigInForce(DOCUMENT, 2, needs_new_pods=["engine.port", "arenaBytes"])
+ONE = ConfigInForce(DOCUMENT, 2, needs_new_pods=["arenaBytes"])
+BROKEN = ConfigInForce(DOCUMENT, 2, "config_invalid", "configuration is not JSON: x; write the file anew")
+
+
+@pytest.mark.parametrize(
+    ("configs", "count", "reason", "message"),
+    [
+        ((FORMER, None), "1/2", "MembersFollowing", "1 of 2 go on with a former one until the "),
+        ((MANY, ONE, None, FORMER), "3/4", "NeedsNewPods", "2 of 4 run with former values of engine.port, "
+         "tiers.memory.size: m0, m1. Make them anew, "),
+        ((MANY, BROKEN), "1/2", "ConfigNotUsed", f"1 of 2: m1 ({BROKEN.problem}). {explain('config_invalid')}"),
+        ((ConfigInForce(),), "0/1", "MembersFollowing", "1 of 1 go on with "),  # an agent that shows no hash
+    ],
+)  # fmt: skip
+def test_how_members_follow_the_configuration(configs: Any, count: str, reason: str, message: str) -> None:
+    members = [member(f"m{n}", agent(**({"config": each} if each else {}))) for n, each in enumerate(configs)]
+    given = status(*members)
+    assert given["configured"] == count
+    told = conditions(given)["Configured"]
+    assert told[:2] == ("False", reason) and told[2].startswith(message)
+    # what brings itself to an end degrades nothing; a file that can't be used does
+    assert given["phase"] == ("Degraded" if reason == "ConfigNotUsed" else "Ready")
+    assert conditions(given)["Ready"][1] == ("ConfigNotUsed" if reason == "ConfigNotUsed" else "MembersReady")
+    (event,) = [e for e in pool_events(METADATA, status(WARM), given, members) if e.reason != "CacheWarm"] or [None]
+    assert (event and (event.type, event.reason, event.message)) == (
+        None if reason == "MembersFollowing" else ("Warning", reason, told[2])
+    )
+
+
+def test_members_that_do_not_answer_follow_nothing_and_only_those_that_do_are_judged() -> None:
+    given = status(WARM, SILENT, BEGINNING, UNINJECTED)
+    assert given["configured"] == "1/4"
+    assert conditions(given)["Configured"] == (
+        "True", "AllConfigured", "1 of 4 agents have taken over the present configuration.",
+    )  # fmt: skip
+    assert conditions(status(SILENT, BEGINNING))["Configured"][:2] == ("False", "NoAgentAnswers")
+    nowhere = status(WARM, document="")
+    assert (nowhere["configured"], conditions(nowhere)["Configured"][1]) == ("0/1", "NotMade")
+
+
+PAUSED = member("a", agent("Ready(degraded)", "paused"))
+RESUMED = member("a", agent("Ready(degraded)", "resumed"))
+
+
+@pytest.mark.parametrize(
+    ("members", "phase", "reason", "count"),
+    [
+        ((), "Paused", "Paused", "0 of 0"),
+        ((WARM, PAUSED), "Paused", "Paused", "1 of 2"),
+        ((BEGINNING,), "Paused", "Paused", "0 of 1"),
+        ((PAUSED, SILENT), "Degraded", "MembersDegraded", "1 of 2: e."),
+        ((PAUSED, member("b", agent(config=BROKEN))), "Degraded", "ConfigNotUsed", "1 of 2: b "),
+    ],
+)
+def test_a_paused_pool(members: tuple[Member, ...], phase: str, reason: str, count: str) -> None:
+    given = status(*members, paused=True)
+    told = conditions(given)["Ready"]
+    assert (given["phase"], told[0], told[1]) == (phase, "False", reason)
+    assert told[2].startswith(count)
+    assert reason != "Paused" or told[2].endswith(explain("paused"))
+    assert status(*members, paused=True, invalid="x")["phase"] == "Degraded"
+
+
+def test_pausing_and_going_on_are_told_and_no_pod_is_to_blame() -> None:
+    ready, paused, after = status(COLD), status(PAUSED, paused=True), status(RESUMED)
+    # until an agent has heard of it, it says what it said before
+    assert (status(PAUSED)["phase"], after["phase"]) == ("Ready", "Ready")
+    assert told(pool_events(METADATA, ready, paused, [PAUSED])) == [("Normal", "Paused")]
+    assert told(pool_events(METADATA, paused, after, [RESUMED])) == [("Normal", "Ready")]
+    assert member_events("team-a", "chat", [PAUSED, RESUMED]) == []

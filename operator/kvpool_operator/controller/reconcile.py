@@ -9,11 +9,12 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from kvpool_contract.names import CONFIG_FILE, pool_object_name
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
 from kvpool_operator.desired.events import Event, member_events, pool_events
-from kvpool_operator.desired.objects import pool_objects
+from kvpool_operator.desired.objects import document_hash, keeping_document, pool_objects
 from kvpool_operator.desired.ownership import judge, owned
 from kvpool_operator.desired.pods import living
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
@@ -54,13 +55,14 @@ class Reconciler:
         return True
 
     async def _observe(self, key: Key, pool: Document) -> Observed:
-        invalid, refused = "", NOT_REFUSED
+        invalid, refused, paused = "", NOT_REFUSED, False
         try:
             wanted = read_stored_pool(pool)
         except PoolError as error:
             invalid = str(error)
         else:
-            refused = await self._make_objects(wanted, pool["metadata"])
+            refused, paused = await self._make_objects(wanted, pool["metadata"]), wanted.spec.paused
+        document = await self._document(key)
         pods = living(await asyncio.to_thread(self._cluster.pods, key))
         members = await self._agents.ask(pods)
         for member in members:
@@ -68,14 +70,22 @@ class Reconciler:
                 metrics.ANSWERS.labels("silent" if member.status is None else "answered").inc()
         self._pods[key] = {pod.uid for pod in pods}
         self._agents.forget_all_but(set().union(*self._pods.values()))
-        return Observed(members, invalid, refused)
+        return Observed(members, invalid, refused, document, paused)
+
+    async def _document(self, key: Key) -> str:
+        """The hash of what agents mount: also where it is a former one, or another's. Empty without any."""
+        place = {"kind": "ConfigMap", "metadata": {"namespace": key[0], "name": pool_object_name(key[1])}}
+        found = await asyncio.to_thread(self._cluster.read, place)
+        return document_hash(found) if found and CONFIG_FILE in (found.get("data") or {}) else ""
 
     async def _make_objects(self, pool: KVCachePool, metadata: dict[str, Any]) -> tuple[str, str]:
         """Why an object could not be made, as a reason and a sentence; nothing where all are there."""
-        for plain in pool_objects(pool):
+        for plain in pool_objects(pool, metadata["generation"]):
             wanted = owned(plain, metadata)
             title = f"{wanted['kind']} {wanted['metadata']['name']}"
-            verdict = judge(await asyncio.to_thread(self._cluster.read, wanted), wanted)
+            found = await asyncio.to_thread(self._cluster.read, wanted)
+            wanted = keeping_document(wanted, found)
+            verdict = judge(found, wanted)
             if verdict == "another's":
                 return "NameTaken", (
                     f"{title} is not this pool's and is left alone; delete or rename it, or give the pool another name"

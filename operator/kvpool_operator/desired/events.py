@@ -18,7 +18,8 @@ from kvpool_operator.desired.status import MAX_MESSAGE, NOT_STARTED, UNREACHABLE
 MAX_MESSAGE_OF_AN_EVENT = 1024  # the API server's own limit
 _TOLD = {  # conditions whose changes are told, and the reasons that are nothing to tell
     "ConfigValid": (),
-    "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid"),
+    "Configured": ("NoMembers", "MembersFollowing", "NotMade", "NoAgentAnswers", "AllConfigured"),
+    "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),
 }
 
@@ -72,9 +73,10 @@ def pool_events(
         accepted_at_first = kind == "ConfigValid" and not old and new["status"] == "True"
         if changed and new["reason"] not in silent and not accepted_at_first:
             good = new["status"] == "True"
-            reason = kind if good else new["reason"] if kind == "Ready" else f"Config{new['reason']}"
+            reason = kind if good else f"Config{new['reason']}" if kind == "ConfigValid" else new["reason"]
             since = old.get("lastTransitionTime", "")
-            events.append(Event(pool, "Normal" if good else "Warning", reason, new["message"], since))
+            wanted = good or new["reason"] == "Paused"
+            events.append(Event(pool, "Normal" if wanted else "Warning", reason, new["message"], since))
     formats = [{entry["format"] for entry in (status or {}).get("formats") or []} for status in (before, after)]
     if len(formats[1]) > 1 and formats[1] != formats[0]:
         fields = ", ".join(_differing(members)) or "fields that only a newer version knows"

@@ -1,21 +1,38 @@
 """The objects of a pool: its agents' configuration in a ConfigMap, and the headless Service that names its
 members.
 
-Both are functions of the pool alone, so applying them again changes nothing.
+Both are functions of the pool, so applying them again changes nothing. The document tells from which generation of the
+pool it is; a generation that leaves all the rest as it was keeps the document that is there, so that neither the
+ConfigMap nor an agent moves for a change that no agent is told.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from kvpool_contract.config import VERSION as CONFIG_VERSION
-from kvpool_contract.config import AgentConfig, Engine, Loading, Members, Prewarm, Readiness, encode_config
+from kvpool_contract.config import (
+    AgentConfig,
+    ConfigError,
+    Engine,
+    Loading,
+    Members,
+    Prewarm,
+    Readiness,
+    decode_config,
+    digest_of,
+    encode_config,
+)
 from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_object_name
 from kvpool_operator.desired.pool import KVCachePool
 
 PEER_PORT_NAME = "kvpool-peer"
+# Fields of the agents' configuration that the pool's spec calls otherwise.
+_POOL_FIELDS = {"arenaBytes": "tiers.memory.size"}
 
 
-def agent_config(pool: KVCachePool) -> AgentConfig:
-    """What every agent of the pool is told."""
+def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
+    """What every agent of the pool is told. generation: the pool's, where the API server keeps it."""
     name, namespace, spec = pool.metadata.name, pool.metadata.namespace, pool.spec
     return AgentConfig(
         version=CONFIG_VERSION,
@@ -39,15 +56,21 @@ def agent_config(pool: KVCachePool) -> AgentConfig:
             maxBytesPerSecond=int(spec.loading.max_bytes_per_second),
         ),
         paused=spec.paused,
+        generation=generation,
     )
 
 
-def config_map(pool: KVCachePool) -> dict[str, Any]:
+def pool_field(path: str) -> str:
+    """What the pool's spec calls a field of the agents' configuration; the path itself where nothing else is known."""
+    return _POOL_FIELDS.get(path, path)
+
+
+def config_map(pool: KVCachePool, generation: int = 0) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(pool),
-        "data": {CONFIG_FILE: encode_config(agent_config(pool))},
+        "data": {CONFIG_FILE: encode_config(agent_config(pool, generation))},
     }
 
 
@@ -66,9 +89,31 @@ def headless_service(pool: KVCachePool) -> dict[str, Any]:
     }
 
 
-def pool_objects(pool: KVCachePool) -> list[dict[str, Any]]:
+def pool_objects(pool: KVCachePool, generation: int = 0) -> list[dict[str, Any]]:
     """All objects of the pool, in the order in which they are applied."""
-    return [config_map(pool), headless_service(pool)]
+    return [config_map(pool, generation), headless_service(pool)]
+
+
+def keeping_document(wanted: dict[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The wanted object; a ConfigMap with the document that is found in its place, where only the generation would
+    be another."""
+    data = (found or {}).get("data") or {}
+    if wanted["kind"] != "ConfigMap" or CONFIG_FILE not in data:
+        return wanted
+    try:
+        there = decode_config(str(data[CONFIG_FILE]).encode()).config
+    except ConfigError:
+        return wanted
+    document = wanted["data"][CONFIG_FILE]
+    same = dataclasses.replace(decode_config(document.encode()).config, generation=there.generation)
+    if encode_config(same) != data[CONFIG_FILE]:
+        return wanted
+    return {**wanted, "data": {CONFIG_FILE: data[CONFIG_FILE]}}
+
+
+def document_hash(config_map: Mapping[str, Any]) -> str:
+    """What an agent shows as `config.hash` while the document of this ConfigMap is in force."""
+    return digest_of(config_map["data"][CONFIG_FILE].encode())
 
 
 def _metadata(pool: KVCachePool) -> dict[str, Any]:

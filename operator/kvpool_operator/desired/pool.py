@@ -21,6 +21,7 @@ MIB, GIB = 2**20, 2**30
 # new pods only.
 LIVE, NEW_PODS, IMMUTABLE = "live", "new pods only", "immutable"
 MAX_RESOURCES = 16
+MAX_SECRETS = 8
 
 # The pool's Service carries the name and a suffix, and Service names are labels of at most 63 characters that
 # begin with a letter.
@@ -182,6 +183,12 @@ class Resources(_Part, frozen=True):
     limits: Annotated[_Quantities, field("Limits, each in place of the computed one.", max_length=MAX_RESOURCES)] = {}
 
 
+class ImagePullSecret(_Part, frozen=True):
+    """A Secret in the pods' namespace."""
+
+    name: Annotated[str, field("Name of the Secret.", max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")]
+
+
 class Agent(_Part, frozen=True):
     """The agent's container."""
 
@@ -189,6 +196,14 @@ class Agent(_Part, frozen=True):
         str,
         field("The agent's image, which also brings the engine's plug-in.", max_length=512),
     ] = ""
+    image_pull_secrets: Annotated[
+        list[ImagePullSecret],
+        field(
+            "Secrets for the agent's image, added to those of the pod. In a manifest that `kvpool inject` joins, name "
+            "those of the pod's ServiceAccount as well: it gives its own only to pods that name none.",
+            max_length=MAX_SECRETS,
+        ),
+    ] = []
     resources: Resources = msgspec.field(default_factory=Resources)
 
 
@@ -275,8 +290,11 @@ def _explain(sentence: str, path: str) -> str:
 
 def _known_fields(path: str) -> list[str]:
     shape: Any = KVCachePool
-    for name in filter(None, path.split(".")):
+    for step in filter(None, path.split(".")):
+        name, listed, _ = step.partition("[")
         shape = next(f.type for f in msgspec.structs.fields(shape) if f.encode_name == name)
+        if listed:  # an annotated list of structs
+            (shape,) = get_args(get_args(shape)[0])
     return [f.encode_name for f in msgspec.structs.fields(shape)]
 
 

@@ -14,17 +14,19 @@ import msgspec
 
 from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
-from kvpool_contract.status import AgentStatus
+from kvpool_contract.status import AgentStatus, ConfigInForce
+from kvpool_operator.desired.objects import pool_field
 
 WARM, DEGRADED = "Ready(warm)", "Ready(degraded)"
-UNREACHABLE, NOT_INJECTED, NOTHING_TO_WARM = "agent_unreachable", "not_injected", "nothing_to_warm"
+UNREACHABLE, NOT_INJECTED = "agent_unreachable", "not_injected"
 NOT_STARTED = "agent_not_started"
+NOTHING_TO_DO = ("", "nothing_to_warm", "paused", "resumed")  # reasons about which nobody has to do anything
 FORMAT_DIGITS, MAX_FORMATS = 8, 16
 MAX_NAMED = 3
 MAX_MESSAGE = 2048
 
-Phase = Literal["Pending", "Ready", "Degraded"]
-ConditionType = Literal["ConfigValid", "AgentsReady", "CacheWarm", "Ready"]
+Phase = Literal["Pending", "Ready", "Paused", "Degraded"]
+ConditionType = Literal["ConfigValid", "Configured", "AgentsReady", "CacheWarm", "Ready"]
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,25 @@ class Member:
 
     @property
     def needs_attention(self) -> bool:
-        """A person could do something about it. Nobody has to about a replica that found nothing to warm from."""
-        return self.reason not in ("", NOTHING_TO_WARM)
+        """A person could do something about it."""
+        return self.reason not in NOTHING_TO_DO
+
+    @property
+    def config(self) -> ConfigInForce:
+        return self.status.config if self.status is not None else ConfigInForce()
 
 
 @dataclass(frozen=True)
 class Observed:
     """What one pass found out. `invalid`: why the spec can't be used; `refused`: why an object of the pool could
-    not be made (a reason of the Ready condition, and a sentence)."""
+    not be made (a reason of the Ready condition, and a sentence); `document`: the hash of the configuration that lies
+    where agents find it, empty where there is none; `paused`: the pool is to be."""
 
     members: Sequence[Member] = ()
     invalid: str = ""
     refused: tuple[str, str] = ("", "")
+    document: str = ""
+    paused: bool = False
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -117,11 +126,15 @@ class PoolStatus(_Part, frozen=True):
         Phase,
         _field(
             "Pending: no member is ready yet. Ready: all is well, though members may still start or warm up. "
-            "Degraded: something needs a person; the Ready condition says what."
+            "Paused: as the spec says. Degraded: something needs a person, in a paused pool, too; the Ready condition "
+            "says what."
         ),
     ]
     ready: Annotated[str, _field("Members whose agent is ready, of all members.", max_length=24)]
     warm: Annotated[str, _field("Members that hold their hot set, of all members.", max_length=24)]
+    configured: Annotated[
+        str, _field("Members whose agent has taken over the present configuration, of all members.", max_length=24)
+    ] = ""
     hit_percent: HitPercent | None = None
     formats: Annotated[
         list[FormatCount],
@@ -130,8 +143,9 @@ class PoolStatus(_Part, frozen=True):
     conditions: Annotated[
         list[Condition],
         _field(
-            "ConfigValid: the spec is accepted. AgentsReady: every member's agent answers and is ready. CacheWarm: "
-            "every member holds its hot set. Ready: the phase is Ready.",
+            "ConfigValid: the spec is accepted. Configured: every agent that answers has taken over the present "
+            "configuration, and none needs a new pod for it. AgentsReady: every member's agent answers and is ready. "
+            "CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
             max_length=8,
         ),
     ] = []
@@ -144,12 +158,14 @@ def pool_status(
     members, total = observed.members, len(observed.members)
     ready, warm = sum(m.ready for m in members), sum(m.warm for m in members)
     agents = _agents(name, members)
-    overall = _overall(observed, agents, ready)
-    phase: Phase = "Ready" if overall[0] else "Pending" if overall[1] in _PENDING else "Degraded"
+    configuration = _configuration(name, observed)
+    overall = _overall(observed, agents, configuration, ready)
+    phase: Phase = "Ready" if overall[0] else _PHASES.get(overall[1], "Degraded")
     told: dict[ConditionType, _Verdict] = {
         "ConfigValid": (not observed.invalid, "Invalid", observed.invalid)
         if observed.invalid
         else (True, "Accepted", "The spec is accepted."),
+        "Configured": configuration,
         "AgentsReady": agents,
         "CacheWarm": _warmth(name, members, warm),
         "Ready": overall,
@@ -159,6 +175,7 @@ def pool_status(
         phase=phase,
         ready=f"{ready}/{total}",
         warm=f"{warm}/{total}",
+        configured=f"{sum(_follows(m, observed.document) for m in members)}/{total}",
         hit_percent=_hits(members),
         formats=_formats(members),
         conditions=[_condition(kind, verdict, generation, before or {}, now) for kind, verdict in told.items()],
@@ -168,13 +185,13 @@ def pool_status(
 
 
 _Verdict = tuple[bool, str, str]  # holds, reason, message
-_PENDING = ("NoMembers", "MembersStarting")
+_PHASES: dict[str, Phase] = {"NoMembers": "Pending", "MembersStarting": "Pending", "Paused": "Paused"}
 
 
 def _agents(name: str, members: Sequence[Member]) -> _Verdict:
     total = len(members)
     if not members:
-        return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
+        return _no_members(name)
     if found := [m for m in members if not m.injected]:
         return False, "NotInjected", f"{len(found)} of {total}: {_names(found)}. {_reasons(found)}"
     if found := [m for m in members if m.reason == NOT_STARTED]:
@@ -191,14 +208,45 @@ def _agents(name: str, members: Sequence[Member]) -> _Verdict:
 
 def _warmth(name: str, members: Sequence[Member], warm: int) -> _Verdict:
     if not members:
-        return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
+        return _no_members(name)
     if warm == len(members):
         return True, "AllWarm", f"{warm} of {warm} members hold their hot set."
     cold = _reasons([m for m in members if not m.warm])
     return False, "MembersCold", f"{warm} of {len(members)} members hold their hot set. {cold}"
 
 
-def _overall(observed: Observed, agents: _Verdict, ready: int) -> _Verdict:
+def _no_members(name: str) -> _Verdict:
+    return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
+
+
+def _configuration(name: str, observed: Observed) -> _Verdict:
+    """Of the agents that answer; those that don't are told of elsewhere."""
+    members, total = [m for m in observed.members if m.status is not None], len(observed.members)
+    if not observed.members:
+        return _no_members(name)
+    if not members:
+        return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
+    if found := [m for m in members if m.config.reason]:
+        problems = "; ".join(dict.fromkeys(m.config.problem for m in found))
+        sentence = f"{len(found)} of {total}: {_names(found)} ({problems}). {explain(found[0].config.reason)}"
+        return False, "ConfigNotUsed", sentence
+    if found := [m for m in members if m.config.needs_new_pods]:
+        fields = ", ".join(sorted({pool_field(path) for m in found for path in m.config.needs_new_pods}))
+        sentence = f"{len(found)} of {total} run with former values of {fields}: {_names(found)}."
+        return False, "NeedsNewPods", f"{sentence} Make them anew, as `kubectl rollout restart` of their workload does."
+    if not observed.document:
+        return False, "NotMade", "The pool's ConfigMap is not there; agents go on with what they have."
+    if found := [m for m in members if not _follows(m, observed.document)]:
+        sentence = f"{len(found)} of {total} go on with a former one until the kubelet has brought the present one"
+        return False, "MembersFollowing", f"{sentence}: {_names(found)}."
+    return True, "AllConfigured", f"{len(members)} of {total} agents have taken over the present configuration."
+
+
+def _follows(member: Member, document: str) -> bool:
+    return bool(document) and member.config.hash == document and not member.config.reason
+
+
+def _overall(observed: Observed, agents: _Verdict, configuration: _Verdict, ready: int) -> _Verdict:
     if observed.invalid:
         return False, "ConfigInvalid", observed.invalid
     if observed.refused[0]:
@@ -206,6 +254,11 @@ def _overall(observed: Observed, agents: _Verdict, ready: int) -> _Verdict:
     if troubled := [m for m in observed.members if m.needs_attention]:
         sentence = f"{len(troubled)} of {len(observed.members)}: {_names(troubled)}. {_reasons(troubled)}"
         return False, "MembersDegraded", sentence
+    if configuration[1] == "ConfigNotUsed":
+        return configuration
+    if observed.paused:
+        paused = sum(m.reason == "paused" for m in observed.members)
+        return False, "Paused", f"{paused} of {len(observed.members)} members are paused. {explain('paused')}"
     if not ready:
         return False, agents[1], agents[2]
     return True, "MembersReady", f"{ready} of {len(observed.members)} agents are ready."

@@ -20,7 +20,7 @@ VERSION = 1
 _Path = tuple[str, ...]
 _ADDED = re.compile(
     r"spec/(volumes|initContainers|containers/[^/]+/volumeMounts)/kvpool-[^/]+"
-    r"|spec/containers/[^/]+/env/KVPOOL_CLIENT_CONFIG"
+    r"|spec/containers/[^/]+/env/KVPOOL_CLIENT_CONFIG|spec/imagePullSecrets/[-.a-z0-9]+"
 )
 _CHANGED = re.compile(
     r"spec/containers/[^/]+/(command|env/(PYTHONPATH|VLLM_PLUGINS)|resources/(requests|limits)/memory)"
@@ -29,7 +29,7 @@ _CHANGED = re.compile(
     r"|metadata/annotations/(kvpool|traffic\.sidecar\.istio|config\.linkerd)\.io~1[^/]+"
 )
 _MADE = re.compile(
-    r"metadata(/labels|/annotations)?|spec/(volumes|initContainers)"
+    r"metadata(/labels|/annotations)?|spec/(volumes|initContainers|imagePullSecrets)"
     r"|spec/containers/[^/]+/(env|volumeMounts|resources(/requests|/limits)?)"
 )
 

@@ -3,6 +3,9 @@ one another.
 
 Taken from the pod's spec as it was submitted, before anything of ours is in it. What the API server, a controller or
 the scheduler gives each pod of its own is left out: its name, its place, its token's volume, its own claims.
+
+Pods of the webhook have one hash, those of the command line another: the API server fills in its defaults before a
+webhook sees the pod. A roll-out from the one to the other warms from the attach on, as without a hash.
 """
 
 import hashlib

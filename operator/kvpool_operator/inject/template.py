@@ -7,11 +7,10 @@ starting.
 """
 
 import copy
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool_contract.config import encode_config
+from kvpool_contract.config import digest_of, encode_fixed
 from kvpool_contract.names import CONFIG_HASH_ANNOTATION, ORIGINALS_ANNOTATION, POOL_LABEL, pool_object_name
 from kvpool_operator.desired.objects import agent_config
 from kvpool_operator.desired.pool import KVCachePool, PoolError
@@ -25,7 +24,6 @@ from kvpool_operator.inject.revision import template_hash
 from kvpool_operator.inject.shm import room_for_host_pool
 from kvpool_operator.inject.start import find_plugin
 
-CONFIG_HASH_LENGTH = 12
 MAX_ANNOTATIONS = 256 * 2**10  # the API server's bound on names and values together
 
 
@@ -114,15 +112,25 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     resources.raise_pod(edits, agent["resources"], host_pool)
     for container in (client, agent):
         edits.add(("spec", "initContainers"), container)
+    _add_pull_secrets(edits, [secret.name for secret in pool.spec.agent.image_pull_secrets])
     exclude_ports(edits)
     edits.set(("metadata", "labels", POOL_LABEL), own)
-    edits.set(("metadata", "annotations", CONFIG_HASH_ANNOTATION), config_hash(pool))
+    edits.set(("metadata", "annotations", CONFIG_HASH_ANNOTATION), new_pods_hash(pool))
     annotations = edits.template["metadata"]["annotations"]
     annotations[ORIGINALS_ANNOTATION] = edits.record(str(engine["name"]))
     if sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items()) > MAX_ANNOTATIONS:
         raise Refused("annotations_full")
 
 
-def config_hash(pool: KVCachePool) -> str:
-    """Changes with the agents' configuration, so that a change of the pool rolls its pods."""
-    return hashlib.sha256(encode_config(agent_config(pool)).encode()).hexdigest()[:CONFIG_HASH_LENGTH]
+def _add_pull_secrets(edits: Edits, names: list[str]) -> None:
+    """One that the pod names already stays the pod's own."""
+    there = {secret.get("name") for secret in edits.template["spec"].get("imagePullSecrets") or []}
+    for name in dict.fromkeys(names):
+        if name not in there:
+            edits.add(("spec", "imagePullSecrets"), {"name": name})
+
+
+def new_pods_hash(pool: KVCachePool) -> str:
+    """Changes with what running agents don't take over, so that such a change of the pool rolls its pods and no other
+    does. The hash in an agent's status is another: it names the whole document in force."""
+    return digest_of(encode_fixed(agent_config(pool)).encode())

@@ -54,12 +54,20 @@ class HostedMember:
         self.kube.core.patch_namespaced_pod_status(self.name, self.kube.namespace, {"status": status})
         return self
 
-    def start_agent(self, configuration: dict[str, Any]) -> "HostedMember":
-        """configuration: as the pool's ConfigMap has it; addresses and sizes become this machine's."""
-        with self._members.open("a") as members:
-            members.write(f"{self.address}:{PEER_PORT}\n")
-        own = {"members": {"file": str(self._members)}, "arenaBytes": 4 * MIB}
-        (self.folder / "agent.json").write_text(json.dumps(configuration | own))
+    def mount(self, document: str) -> "HostedMember":
+        """The configuration as it is to lie in the pod; a file that is there changes as a kubelet changes it."""
+        (self.folder / "new.json").write_text(document)
+        (self.folder / "new.json").rename(self.folder / "agent.json")
+        return self
+
+    def start_agent(self, configuration: dict[str, Any] | None = None) -> "HostedMember":
+        """configuration: as the pool's ConfigMap has it, addresses and sizes become this machine's; without one what
+        was mounted holds."""
+        if configuration is not None:
+            with self._members.open("a") as members:
+                members.write(f"{self.address}:{PEER_PORT}\n")
+            own = {"members": {"file": str(self._members)}, "arenaBytes": 4 * MIB}
+            self.mount(json.dumps(configuration | own))
         command = [
             sys.executable, "-m", "kvpool_agent", "--config", str(self.folder / "agent.json"), "--run-dir",
             str(self.folder / "run"), "--bind", self.address,

@@ -53,8 +53,11 @@ class Pools(Kube):
     def service(self, name: str = OBJECTS) -> Any:
         return _or_none(self.core.read_namespaced_service, name, self.namespace)
 
+    def document(self) -> str:
+        return str(self.config_map().data["agent.json"])
+
     def configuration(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.config_map().data["agent.json"])
+        found: dict[str, Any] = json.loads(self.document())
         return found
 
     def wait_objects(self) -> tuple[Any, Any]:

@@ -7,8 +7,9 @@ import pytest
 from standin_engine import StandInEngine, prompt
 
 from cluster.controllers import Controller
+from cluster.kube import wait_for
 from cluster.members import HostedMember
-from cluster.pools import NAME, Pools
+from cluster.pools import NAME, SECONDS, Pools
 from kvpool_contract.names import SKIPPED_ANNOTATION
 from kvpool_contract.reasons import explain
 
@@ -76,6 +77,57 @@ def test_the_status_follows_the_agents(
     second.stop_agent()
     second.delete_pod()
     pools.wait_status(phase="Ready", ready="1/1")
+
+
+def test_members_follow_a_live_change_and_what_they_do_not_take_over_is_told(
+    pools: Pools, controller: Controller, member: Callable[[], HostedMember]
+) -> None:
+    """The test is the kubelet: what lies in the ConfigMap gets into a pod when it says so."""
+    pools.create(tiers={"memory": {"size": "4Mi"}})
+    pools.wait_objects()
+    one = member().create_pod().say_started().mount(pools.document()).start_agent().attach()
+    two = member().create_pod().say_started().mount(pools.document()).start_agent()
+    pools.wait_status(ready="1/2", configured="2/2")
+    pools.wait_condition("Configured", "True", "AllConfigured")
+
+    # a change of the pool that no agent is told changes neither document nor members
+    before = pools.document()
+    pools.patch({"agent": {"image": "example.test/agent:2"}})
+    pools.wait_status(observedGeneration=2)
+    assert pools.document() == before and pools.pool()["status"]["configured"] == "2/2"
+
+    pools.patch({"paused": True})
+    wait_for("the document says so", lambda: pools.configuration()["paused"], SECONDS)
+    assert pools.configuration()["generation"] == 3
+    pools.wait_status(phase="Paused", configured="0/2", ready="1/2")
+    one.mount(pools.document())
+    pools.wait_status(phase="Paused", configured="1/2", ready="1/2")
+    assert pools.wait_condition("Configured", "False", "MembersFollowing")["message"].endswith(f": {two.name}.")
+    two.mount(pools.document())  # its engine has not come yet, and need not
+    pools.wait_status(phase="Paused", configured="2/2", ready="2/2")
+    told = pools.wait_condition("Ready", "False", "Paused")["message"]
+    assert told == f"2 of 2 members are paused. {explain('paused')}"
+    assert pools.kubectl("get", "kvp", NAME, "--no-headers").stdout.split()[:3] == [NAME, "Paused", "2/2"]
+    assert ("Normal", "Paused") in pools.events()
+
+    pools.patch({"paused": False, "tiers": {"memory": {"size": "5Mi"}}})
+    wait_for("the document says so", lambda: pools.configuration()["arenaBytes"] == 5 * 2**20, SECONDS)
+    for each in (one, two):
+        each.mount(pools.document())
+    pools.wait_status(phase="Ready", configured="2/2", ready="2/2")
+    told = pools.wait_condition("Configured", "False", "NeedsNewPods")["message"]
+    assert told.startswith(f"2 of 2 run with former values of tiers.memory.size: {one.name}, {two.name}. Make them ")
+    pools.wait_event("NeedsNewPods")
+
+    two.mount("{")
+    pools.wait_status(phase="Degraded", configured="1/2", ready="2/2")
+    told = pools.wait_condition("Ready", "False", "ConfigNotUsed")["message"]
+    assert told.startswith(f"1 of 2: {two.name} (configuration is not JSON: ")
+    pools.wait_event("ConfigNotUsed")
+    two.mount(pools.document())
+    pools.wait_status(phase="Ready", configured="2/2")
+    # no pod is blamed for a pause
+    assert {"EngineBare", "NotWarm"}.isdisjoint(reason for each in (one, two) for _, reason in pools.events(each.name))
 
 
 def test_bare_pods_and_formats_that_differ_are_told_with_their_reasons(

@@ -44,10 +44,11 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
             "allowUntested": False,
         },
         "tiers": {"memory": {"size": "8Gi"}},
-        "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4},
+        "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4, "sourceMaxStreams": 2},
         "readiness": {"targetPercent": 95, "deadlineSeconds": 240, "attachGraceSeconds": 30},
-        "loading": {"deadlineSeconds": 10},
-        "agent": {"image": "", "resources": {"requests": {}, "limits": {}}},
+        "loading": {"deadlineSeconds": 10, "maxBytesPerSecond": "0"},
+        "agent": {"image": "", "imagePullSecrets": [], "resources": {"requests": {}, "limits": {}}},
+        "paused": False,
     }
 
 
@@ -64,7 +65,7 @@ def test_it_is_explained_and_printed(served: Kube) -> None:
     explained = wait_for("discovery", explain, 30)
     for sentence in (
         "fetched from other replicas before the pod turns ready.",
-        "Bytes per second that a newcomer fetches at most, from all sources together. A change is for new pods only.",
+        "Sources that a newcomer fetches from at a time. A change takes effect at once.",
     ):
         assert sentence in explained
     served.create_pool(GOOD)

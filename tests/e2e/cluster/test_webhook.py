@@ -100,7 +100,7 @@ def test_pods_of_every_shape_come_out_as_the_command_writes_them(kube: Kube, web
         both = created(kube, {**written, "metadata": {**written["metadata"], "namespace": TEAM}})
         assert comparable(both) == comparable(admitted), path.stem
         joined += 1
-    assert (joined, left) == (26, 15)
+    assert (joined, left) == (27, 15)
 
 
 def test_the_api_token_stays_out_of_kvpools_containers(kube: Kube, webhook: Webhook) -> None:
@@ -339,7 +339,7 @@ def test_without_the_webhook_pods_start_bare_and_others_never_notice(kube: Kube,
 
 
 def test_a_deployment_rolls_out_joined_pods(kube: Kube, webhook: Webhook) -> None:
-    template = pod()
+    template = pod(automountServiceAccountToken=True)
     metadata = {"labels": {"app": "x", "kvpool.io/pool": "chat"}}
     deployment = {
         "apiVersion": "apps/v1",
@@ -361,3 +361,22 @@ def test_a_deployment_rolls_out_joined_pods(kube: Kube, webhook: Webhook) -> Non
     found = wait_for("two pods", pods, 30)
     kube.kubectl("-n", TEAM, "delete", "deployment", "x", "--wait=false")
     assert [is_joined(document) for document in found] == [True, True], webhook.log()
+    # Each has a name and a volume for its token of its own, and they are of one template all the same. Another
+    # argument makes another one.
+    one, two = found
+    assert one["metadata"]["name"] != two["metadata"]["name"] and token_volume(one) != token_volume(two)
+    other = pod(automountServiceAccountToken=True)
+    other["spec"]["containers"][0]["args"] = ["--max-model-len", "1024"]
+    assert template_of(one) == template_of(two) != template_of(created(kube, other))
+
+
+def token_volume(document: dict[str, Any]) -> str:
+    (name,) = (v["name"] for v in document["spec"]["volumes"] if v["name"].startswith("kube-api-access-"))
+    return str(name)
+
+
+def template_of(document: dict[str, Any]) -> str:
+    """The hash by which its agent knows its like."""
+    agent = next(c for c in document["spec"]["initContainers"] if c["name"] == "kvpool-agent")
+    (value,) = (v["value"] for v in agent["env"] if v["name"] == "KVPOOL_TEMPLATE")
+    return str(value)
