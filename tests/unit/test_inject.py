@@ -376,6 +376,26 @@ def test_other_places_for_volumes_are_no_obstacle(path: str) -> None:
     assert joined(template(engine(command=["sh", "-c", "#" * 120_000])))
 
 
+@pytest.mark.parametrize(
+    ("pod", "users"),
+    [
+        ({}, [None] * 4),
+        ({"runAsUser": 1000650000, "runAsGroup": 0, "fsGroup": 1000650000}, [None] * 4),
+        ({"runAsUser": 0}, [10001] * 4),
+    ],
+)
+def test_a_user_is_named_only_where_the_pod_would_make_our_containers_root(
+    pod: dict[str, Any], users: list[int | None]
+) -> None:
+    """OpenShift gives every container a user of the namespace's range, and refuses one that names another."""
+    after = joined(template(engine(securityContext={"runAsUser": 0}), securityContext=pod))
+    contexts = [own(after, name)["securityContext"] for name in ("kvpool-client", "kvpool-agent")]
+    assert [context.get(name) for context in contexts for name in ("runAsUser", "runAsGroup")] == users
+    assert [context["runAsNonRoot"] for context in contexts] == [True, True]
+    assert after["spec"]["securityContext"] == pod
+    assert first(after)["securityContext"] == {"runAsUser": 0}
+
+
 def test_labels_and_annotations_and_a_hash_that_follows_the_configuration() -> None:
     given = template(labels={"app": "x", "kvpool.io/pool": "chat"})
     given["metadata"]["annotations"] = {"kept": "yes"}

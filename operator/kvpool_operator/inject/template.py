@@ -103,8 +103,9 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations")):
         edits.collection(*path, kind=dict)
     guaranteed = resources.is_guaranteed(spec)
-    client = containers.client_container(image, guaranteed=guaranteed)
-    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed)
+    as_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
+    client = containers.client_container(image, guaranteed=guaranteed, as_root=as_root)
+    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed, as_root=as_root)
     for volume in containers.volumes(pool_object_name(own)):
         edits.add(("spec", "volumes"), volume)
     room_for_host_pool(edits, engine, host_pool)
