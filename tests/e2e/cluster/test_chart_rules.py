@@ -62,7 +62,7 @@ def test_who_keeps_no_certificates_gets_no_rights_on_them(kube: Kube) -> None:
 
 def test_told_of_namespaces_the_controller_has_rights_there_alone(kube: Kube) -> None:
     documents = rendered(kube, "--set=controller.namespaces={team-a,team-b}", "--set=webhook.excludedNamespaces={x}")
-    roles = [role for role in of_kind(documents, "Role", CONTROLLER)]
+    roles = of_kind(documents, "Role", CONTROLLER)
     assert [(role["metadata"]["namespace"], role["rules"]) for role in roles] == [("team-a", RULES), ("team-b", RULES)]
     bindings = of_kind(documents, "RoleBinding", CONTROLLER)
     assert [(b["metadata"]["namespace"], b["roleRef"]["kind"]) for b in bindings] == [
