@@ -260,8 +260,8 @@ GUARANTEED = {"limits": {"cpu": "2", "memory": "8Gi"}, "requests": {"cpu": "2000
 @pytest.mark.parametrize(
     ("resources", "requested"),
     [
-        (GUARANTEED, {"kvpool-agent": "2", "kvpool-client": "500m"}),
-        ({"limits": GUARANTEED["limits"]}, {"kvpool-agent": "2", "kvpool-client": "500m"}),
+        (GUARANTEED, {"kvpool-agent": "1", "kvpool-client": "500m"}),
+        ({"limits": GUARANTEED["limits"]}, {"kvpool-agent": "1", "kvpool-client": "500m"}),
         ({"requests": GUARANTEED["requests"]}, {"kvpool-agent": "250m", "kvpool-client": "50m"}),
         (
             {**GUARANTEED, "requests": {"cpu": "1999m", "memory": "8Gi"}},
