@@ -17,6 +17,7 @@ from kvpool_operator.inject import Injected, Settings, Skip, inject
 from kvpool_operator.inject.engine import port_of
 
 SETTINGS = Settings(image="example.test/agent:1")
+GUARANTEED = {"limits": {"cpu": "2", "memory": "8Gi"}, "requests": {"cpu": "2000m", "memory": "8192Mi"}}
 
 
 def pool(**spec: Any) -> Any:
@@ -212,6 +213,18 @@ def test_memory_that_is_set_grows_by_the_host_pool(resources: dict[str, Any], ex
     assert first(joined(template(engine(resources=resources))))["resources"] == expected
 
 
+@pytest.mark.parametrize(
+    "resources",
+    [{"limits": {"memory": "9Gi"}}, {"requests": {"memory": "1G"}, "limits": {"memory": "9Gi"}}, GUARANTEED],
+)
+def test_memory_is_left_alone_where_the_pool_says_so(resources: dict[str, Any]) -> None:
+    given = template(engine(resources=resources))
+    after = joined(given, pool(engine={"hostPool": {"adjustResources": False}}))
+    assert first(after)["resources"] == resources
+    assert {"name": "kvpool-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4160Mi"}} in after["spec"]["volumes"]
+    assert first(joined(given))["resources"] != resources
+
+
 def test_a_pods_own_limit_of_zero_is_none_and_stays() -> None:
     resources = {"limits": {"memory": "0", "cpu": "4"}, "requests": {"memory": "0", "cpu": "1"}}
     expected = {"limits": {"memory": "0", "cpu": "6"}, "requests": {"memory": "0", "cpu": "1250m"}}
@@ -252,9 +265,6 @@ def test_a_memory_volume_of_the_users_own_is_enlarged(before: dict[str, str], af
         "kvpool-client",
         "kvpool-no-token",
     ]
-
-
-GUARANTEED = {"limits": {"cpu": "2", "memory": "8Gi"}, "requests": {"cpu": "2000m", "memory": "8192Mi"}}
 
 
 @pytest.mark.parametrize(

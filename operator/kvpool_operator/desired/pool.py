@@ -50,10 +50,14 @@ def field(description: str, applies: str = NEW_PODS, *, least: int | None = None
 class HostPool(_Part, frozen=True):
     """The engine's own host tier in its /dev/shm, where blocks are staged on their way in and out."""
 
-    size: Annotated[
-        Bytes,
-        field("Bytes of shared memory, added to the memory limit and request of the engine's container.", least=MIB),
-    ] = Bytes(4 * GIB)
+    size: Annotated[Bytes, field("Bytes of shared memory.", least=MIB)] = Bytes(4 * GIB)
+    adjust_resources: Annotated[
+        bool,
+        field(
+            "Add these bytes to the memory limit and request of the engine's container, and of the pod where it has "
+            "its own. false: they stay as they are, and must have room for the host pool already."
+        ),
+    ] = True
 
 
 class Engine(_Part, frozen=True):

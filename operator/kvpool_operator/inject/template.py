@@ -111,8 +111,9 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     room_for_host_pool(edits, engine, host_pool)
     find_plugin(edits, engine)
     join_engine(edits, engine, pool)
-    resources.raise_engine(edits, engine, host_pool)
-    resources.raise_pod(edits, agent["resources"], host_pool)
+    added = host_pool if pool.spec.engine.host_pool.adjust_resources else 0
+    resources.raise_engine(edits, engine, added)
+    resources.raise_pod(edits, agent["resources"], added)
     for container in (client, agent):
         edits.add(("spec", "initContainers"), container)
     exclude_ports(edits)
