@@ -40,7 +40,7 @@ def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed:
     arena = int(pool.spec.tiers.memory.size)
     memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
     said = pool.spec.agent.resources
-    # In a Guaranteed pod the limit is requested, too, and under the static CPU policy each core is taken from all others.
+    # In a Guaranteed pod the limit is requested, too, and under the static CPU policy a core is taken from all others.
     resources = complete(
         {"cpu": "250m", **_storage(memory, "256Mi")},
         {"cpu": "1" if guaranteed else "2", **_storage(memory, "256Mi")},
