@@ -13,12 +13,22 @@ import msgspec
 import yaml
 
 from kvpool_contract.names import API_GROUP
-from kvpool_operator.desired.pool import API_VERSION, IMMUTABLE, KIND, LIVE, MAX_NAME, NEW_PODS, Bytes, PoolSpec
+from kvpool_operator.desired.pool import (
+    API_VERSION,
+    IMMUTABLE,
+    KIND,
+    LIVE,
+    MAX_NAME,
+    MAX_QUANTITY,
+    NEW_PODS,
+    Bytes,
+    PoolSpec,
+)
 from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.desired.status import PoolStatus
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"
-MAX_QUANTITY = 32  # characters
+QUANTITY_LENGTH = 32  # characters
 INT64 = 2**63 - 1
 _QUANTITY = r"^([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,2}|[KMGTPE]i|[numkMGTPE])?$"
 _NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -190,18 +200,23 @@ def _bound(meta: msgspec.Meta, path: str) -> int:
 
 
 def _quantity(least: int) -> dict[str, Any]:
-    text = format_quantity(least)
+    text, top = format_quantity(least), format_quantity(MAX_QUANTITY)
     written = f"type(self) == int || self.matches('{_QUANTITY}')"
     enough = (
         f"type(self) == int ? self >= {least} : !isQuantity(self) || quantity(self).compareTo(quantity('{text}')) >= 0"
     )
+    little = (
+        f"type(self) == int ? self <= {MAX_QUANTITY} : "
+        f"!isQuantity(self) || quantity(self).compareTo(quantity('{top}')) <= 0"
+    )
     return {
         "x-kubernetes-int-or-string": True,
-        "maxLength": MAX_QUANTITY,
+        "maxLength": QUANTITY_LENGTH,
         "x-kubernetes-validations": _rules(
             [
                 (written, "it is no quantity; write a number with a unit, such as 500Mi or 4Gi"),
                 (enough, f"it is below {text}; raise it"),
+                (little, f"it is above {top}; lower it"),
             ]
         ),
     }

@@ -25,7 +25,7 @@ API_HEAD = f"""# API
 
 `{KIND}`, `{API_VERSION}`, short name `kvp`, namespaced. This page is made from the definition in `crds/`, and
 `kubectl explain kvp.spec --recursive` says the same. A pool lies in the namespace of its pods. Its name is at most
-{pool_schema.MAX_NAME} characters long. Sizes are Kubernetes quantities: `500Mi`, `4Gi`, `1e9`.
+{pool_schema.MAX_NAME} characters long. Sizes are Kubernetes quantities up to `1Ei`: `500Mi`, `4Gi`, `1e9`.
 
 Unknown fields are refused by `kubectl` and by `kvpool`. A field for *new pods only* takes effect in pods that are made
 after the change; a *live* one in running pods, too, as soon as the kubelet has brought it there, up to two minutes.

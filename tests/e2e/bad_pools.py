@@ -13,6 +13,7 @@ NO_NAME = (
     "'-', a letter first and no '-' last"
 )
 QUANTITY = "is no quantity; write a number with a unit, such as 500Mi or 4Gi"
+NO_TEXT = "is neither text nor a whole number; write it as text, such as '500m' or '2Gi'"
 UNKNOWN = "unknown field"
 
 
@@ -79,6 +80,9 @@ BAD_POOLS = [
     _bad("tiers.memory.size", "-8Gi", f"'-8Gi' {QUANTITY}", QUANTITY),
     _bad("tiers.memory.size", True, f"True {QUANTITY}", "must be of type integer,string"),
     _bad("tiers.memory.size", ["8Gi"], f"['8Gi'] {QUANTITY}", "must be of type integer,string"),
+    _bad("tiers.memory.size", "99999Ei", "'99999Ei' is above 1Ei; lower it", "it is above 1Ei; lower it"),
+    _bad("tiers.memory.size", 2**60 + 1, f"{2**60 + 1} is above 1Ei; lower it", "it is above 1Ei; lower it"),
+    _bad("tiers.memory.size", 2000000.5, f"2000000.5 {NO_TEXT}", "must be of type integer,string"),
     _below("tiers.memory.size", 1000, 1000, 2**20, "1Mi"),
     _below("tiers.memory.size", "1023Ki", 1023 * 1024, 2**20, "1Mi"),
     _below("engine.hostPool.size", "1k", 1000, 2**20, "1Mi"),
@@ -125,6 +129,18 @@ BAD_POOLS = [
         f"pool field spec.agent.resources.limits.cpu: 'two' {QUANTITY}",
         QUANTITY,
         _at("agent.resources.limits.cpu", "two"),
+    ),
+    BadPool(
+        "spec.agent.resources.limits",
+        f"pool field spec.agent.resources.limits.cpu: 0.5 {NO_TEXT}",
+        "must be of type integer,string",
+        _at("agent.resources.limits.cpu", 0.5),
+    ),
+    BadPool(
+        "spec.agent.resources.requests",
+        "pool field spec.agent.resources.requests.memory: '99999Ei' is above 1Ei; lower it",
+        "it is above 1Ei; lower it",
+        _at("agent.resources.requests.memory", "99999Ei"),
     ),
     _wrong(
         "agent.resources.limits",

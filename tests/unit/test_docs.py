@@ -30,9 +30,9 @@ def test_the_rules_of_the_controller_are_those_that_it_is_tested_with() -> None:
 
 def test_the_chart_gives_the_controller_these_rules_and_no_other_on_pools_and_pods() -> None:
     template = (REPOSITORY / "helm" / "kvpool" / "templates" / "rbac.yaml").read_text()
-    _, _, rules = template.partition("\nrules:\n")
-    given = yaml.safe_load(rules.partition("\n---\n")[0])
-    assert [r for r in given if r["apiGroups"] != ["admissionregistration.k8s.io"]] == write_docs.PERMISSIONS
+    _, _, rules = template.partition('define "kvpool.controllerRules" }}\n')
+    given = yaml.safe_load(rules.partition("\n{{- end }}")[0])
+    assert given == {"rules": write_docs.PERMISSIONS}
 
 
 def test_the_definition_and_its_page_are_those_of_the_types() -> None:

@@ -10,55 +10,11 @@ import sys
 from typing import Any
 
 import pytest
+from pod_templates import GUARANTEED, engine, first, joined, own, pool, template, variables
 
-from kvpool_contract.reasons import REASONS
-from kvpool_operator.desired.pool import PoolError, read_pool
-from kvpool_operator.inject import Injected, Settings, Skip, inject
+from kvpool_operator.desired.pool import PoolError
+from kvpool_operator.inject import Injected, Settings, inject
 from kvpool_operator.inject.engine import port_of
-
-SETTINGS = Settings(image="example.test/agent:1")
-
-
-def pool(**spec: Any) -> Any:
-    return read_pool(
-        {
-            "apiVersion": "kvpool.io/v1alpha1",
-            "kind": "KVCachePool",
-            "metadata": {"name": "chat"},
-            "spec": spec,
-        }
-    )
-
-
-def template(*containers: dict[str, Any], labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    return {
-        "metadata": {"labels": labels or {}},
-        "spec": {"containers": list(containers) or [engine()], **spec},
-    }
-
-
-def engine(**more: Any) -> dict[str, Any]:
-    return {"name": "engine", "image": "example.test/vllm:1", **more}
-
-
-def joined(given: dict[str, Any], wanted: Any = None) -> dict[str, Any]:
-    result = inject(given, wanted or pool(), SETTINGS)
-    assert isinstance(result, Injected), result
-    return result.template
-
-
-def first(given: dict[str, Any]) -> dict[str, Any]:
-    container: dict[str, Any] = given["spec"]["containers"][0]
-    return container
-
-
-def variables(container: dict[str, Any]) -> dict[str, str]:
-    return {entry["name"]: entry.get("value") for entry in container["env"]}
-
-
-def own(given: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in given["spec"]["initContainers"] if c["name"] == name)
-    return found
 
 
 def test_the_input_is_never_changed() -> None:
@@ -212,6 +168,18 @@ def test_memory_that_is_set_grows_by_the_host_pool(resources: dict[str, Any], ex
     assert first(joined(template(engine(resources=resources))))["resources"] == expected
 
 
+@pytest.mark.parametrize(
+    "resources",
+    [{"limits": {"memory": "9Gi"}}, {"requests": {"memory": "1G"}, "limits": {"memory": "9Gi"}}, GUARANTEED],
+)
+def test_memory_is_left_alone_where_the_pool_says_so(resources: dict[str, Any]) -> None:
+    given = template(engine(resources=resources))
+    after = joined(given, pool(engine={"hostPool": {"adjustResources": False}}))
+    assert first(after)["resources"] == resources
+    assert {"name": "kvpool-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4160Mi"}} in after["spec"]["volumes"]
+    assert first(joined(given))["resources"] != resources
+
+
 def test_a_pods_own_limit_of_zero_is_none_and_stays() -> None:
     resources = {"limits": {"memory": "0", "cpu": "4"}, "requests": {"memory": "0", "cpu": "1"}}
     expected = {"limits": {"memory": "0", "cpu": "6"}, "requests": {"memory": "0", "cpu": "1250m"}}
@@ -254,14 +222,11 @@ def test_a_memory_volume_of_the_users_own_is_enlarged(before: dict[str, str], af
     ]
 
 
-GUARANTEED = {"limits": {"cpu": "2", "memory": "8Gi"}, "requests": {"cpu": "2000m", "memory": "8192Mi"}}
-
-
 @pytest.mark.parametrize(
     ("resources", "requested"),
     [
-        (GUARANTEED, {"kvpool-agent": "2", "kvpool-client": "500m"}),
-        ({"limits": GUARANTEED["limits"]}, {"kvpool-agent": "2", "kvpool-client": "500m"}),
+        (GUARANTEED, {"kvpool-agent": "1", "kvpool-client": "500m"}),
+        ({"limits": GUARANTEED["limits"]}, {"kvpool-agent": "1", "kvpool-client": "500m"}),
         ({"requests": GUARANTEED["requests"]}, {"kvpool-agent": "250m", "kvpool-client": "50m"}),
         (
             {**GUARANTEED, "requests": {"cpu": "1999m", "memory": "8Gi"}},
@@ -292,88 +257,24 @@ def test_the_agents_memory_is_arena_and_overhead_and_the_pool_has_the_last_word(
     }
 
 
-def from_source(name: str) -> dict[str, Any]:
-    return engine(env=[{"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])
-
-
-@pytest.mark.parametrize("port", [7700, 7701, 7702])
-def test_an_engine_at_a_port_of_the_agents_could_not_listen(port: int) -> None:
-    given = template(engine(args=["--port", str(port)]))
-    assert inject(given, pool(engine={"port": port}), SETTINGS) == Skip("port_taken")
-    assert inject(template(engine(args=["--port", "7703"])), pool(engine={"port": 7703}), SETTINGS) != Skip(
-        "port_taken"
-    )
-
-
-def mounted_at(path: str, **more: Any) -> dict[str, Any]:
-    return engine(volumeMounts=[{"name": "mine", "mountPath": path, **more}])
-
-
-def with_shm(**volume: Any) -> dict[str, Any]:
-    mounted = engine(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}])
-    return template(mounted, volumes=[{"name": "shm", **volume}] if volume else [])
-
-
-VLLM_BY_ARGUMENT = {"name": "b", "image": "i", "args": ["-m", "vllm.entrypoints.openai.api_server"]}
-
-
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("pod", "users"),
     [
-        (template(hostNetwork=True), "host_network"),
-        (template(labels={"kvpool.io/pool": "other"}), "other_pool"),
-        (template({"name": "a", "image": "i"}, {"name": "b", "image": "i"}), "no_engine_container"),
-        (template(engine(), VLLM_BY_ARGUMENT), "no_engine_container"),
-        (template(containers=[]), "no_engine_container"),
-        (template(from_source("PYTHONPATH")), "pythonpath_from_source"),
-        (with_shm(emptyDir={}), "shm_not_memory"),
-        (with_shm(hostPath={"path": "/dev/shm"}), "shm_not_memory"),
-        (with_shm(), "shm_not_memory"),
-        (template(from_source("VLLM_PLUGINS")), "plugins_from_source"),
-        (template(engine(args=["--port", "9000"])), "engine_port_differs"),
-        (template(engine(env=[{"name": "KVPOOL_CLIENT_CONFIG", "value": "{}"}])), "already_injected"),
-        (template(volumes=[{"name": "kvpool-run", "emptyDir": {}}]), "already_injected"),
-        (template(mounted_at("/run/kvpool/")), "path_taken"),
-        (template(mounted_at("/kvpool/client")), "path_taken"),
-        (template(mounted_at("/run", readOnly=True)), "path_taken"),
-        (template(engine(command=["sh", "-c", "#" * 140_000])), "annotations_full"),
+        ({}, [None] * 4),
+        ({"runAsUser": 1000650000, "runAsGroup": 0, "fsGroup": 1000650000}, [None] * 4),
+        ({"runAsUser": 0}, [10001] * 4),
     ],
 )
-def test_a_template_that_cannot_join_is_left_alone_with_a_reason(given: dict[str, Any], reason: str) -> None:
-    before = copy.deepcopy(given)
-    assert inject(given, pool(), SETTINGS) == Skip(reason)
-    assert given == before
-    assert reason in REASONS
-
-
-@pytest.mark.parametrize(
-    ("containers", "container", "found"),
-    [
-        ([{"name": "a", "image": "i"}], "", "a"),
-        ([{"name": "a", "image": "i"}, {"name": "b", "image": "example.test/VLLM:1"}], "", "b"),
-        ([{"name": "a", "image": "i"}, VLLM_BY_ARGUMENT], "", "b"),
-        ([{"name": "a", "image": "i"}, {"name": "b", "image": "i", "command": ["/opt/vllm"]}], "", "b"),
-        ([engine(), {"name": "b", "image": "i"}], "b", "b"),
-    ],
-)
-def test_the_engines_container(containers: list[dict[str, Any]], container: str, found: str) -> None:
-    result = inject(template(*containers), pool(engine={"container": container}), SETTINGS)
-    assert isinstance(result, Injected)
-    assert result.engine == found
-    changed = [c["name"] for c in result.template["spec"]["containers"] if "volumeMounts" in c]
-    assert changed == [found]
-
-
-def test_a_named_container_that_is_not_there() -> None:
-    assert inject(template(), pool(engine={"container": "x"}), SETTINGS) == Skip("no_engine_container")
-
-
-@pytest.mark.parametrize("path", ["/run", "/run/kvpool2", "/kvpool", "/kvpool/client/x", "/"])
-def test_other_places_for_volumes_are_no_obstacle(path: str) -> None:
-    paths = [mount["mountPath"] for mount in first(joined(template(mounted_at(path))))["volumeMounts"]]
-    assert paths == [path, "/dev/shm", "/run/kvpool", "/kvpool/client"]
-    assert joined(template(mounted_at("/run/kvpool2", readOnly=True)))
-    assert joined(template(engine(command=["sh", "-c", "#" * 120_000])))
+def test_a_user_is_named_only_where_the_pod_would_make_our_containers_root(
+    pod: dict[str, Any], users: list[int | None]
+) -> None:
+    """OpenShift gives every container a user of the namespace's range, and refuses one that names another."""
+    after = joined(template(engine(securityContext={"runAsUser": 0}), securityContext=pod))
+    contexts = [own(after, name)["securityContext"] for name in ("kvpool-client", "kvpool-agent")]
+    assert [context.get(name) for context in contexts for name in ("runAsUser", "runAsGroup")] == users
+    assert [context["runAsNonRoot"] for context in contexts] == [True, True]
+    assert after["spec"]["securityContext"] == pod
+    assert first(after)["securityContext"] == {"runAsUser": 0}
 
 
 def test_labels_and_annotations_and_a_hash_that_follows_what_needs_new_pods() -> None:

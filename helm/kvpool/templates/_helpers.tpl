@@ -31,11 +31,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
+{{/* The image's own user is numeric; OpenShift refuses one outside the range of the namespace. */}}
 {{- define "kvpool.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 

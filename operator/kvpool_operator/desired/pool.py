@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from kvpool_contract.names import API_GROUP, pool_object_name
-from kvpool_operator.desired.quantity import QuantityError, parse_milli, parse_quantity
+from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 
 API_VERSION = f"{API_GROUP}/v1alpha1"
 KIND = "KVCachePool"
@@ -22,6 +22,7 @@ MIB, GIB = 2**20, 2**30
 LIVE, NEW_PODS, IMMUTABLE = "live", "new pods only", "immutable"
 MAX_RESOURCES = 16
 MAX_SECRETS = 8
+MAX_QUANTITY = 2**60  # sums of some of them still fit into the API server's 64 bits
 
 # The pool's Service carries the name and a suffix, and Service names are labels of at most 63 characters that
 # begin with a letter.
@@ -51,10 +52,14 @@ def field(description: str, applies: str = NEW_PODS, *, least: int | None = None
 class HostPool(_Part, frozen=True):
     """The engine's own host tier in its /dev/shm, where blocks are staged on their way in and out."""
 
-    size: Annotated[
-        Bytes,
-        field("Bytes of shared memory, added to the memory limit and request of the engine's container.", least=MIB),
-    ] = Bytes(4 * GIB)
+    size: Annotated[Bytes, field("Bytes of shared memory.", least=MIB)] = Bytes(4 * GIB)
+    adjust_resources: Annotated[
+        bool,
+        field(
+            "Add these bytes to the memory limit and request of the engine's container, and of the pod where it has "
+            "its own. false: they stay as they are, and must have room for the host pool already."
+        ),
+    ] = True
 
 
 class Engine(_Part, frozen=True):
@@ -270,9 +275,19 @@ def _decode(shape: type, value: object) -> object:
     if shape is not Bytes:
         raise NotImplementedError(f"no decoder for {shape}")
     try:
-        return Bytes(parse_quantity(value))
+        return Bytes(_bounded(value))
     except QuantityError as error:
         raise ValueError(str(error)) from None
+
+
+def _bounded(value: object) -> int:
+    """Bytes of a quantity in a pool, as the API server takes it; raises QuantityError."""
+    if isinstance(value, float):
+        raise QuantityError(f"{value!r} is neither text nor a whole number; write it as text, such as '500m' or '2Gi'")
+    count = parse_quantity(value)
+    if count > MAX_QUANTITY:
+        raise QuantityError(f"{value!r} is above {format_quantity(MAX_QUANTITY)}; lower it")
+    return count
 
 
 def _explain(sentence: str, path: str) -> str:
@@ -317,7 +332,7 @@ def _check(pool: KVCachePool) -> None:
     ):
         for resource, quantity in entries.items():
             try:
-                parse_quantity(quantity)
+                _bounded(quantity)
             except QuantityError as error:
                 raise PoolError(f"pool field spec.agent.resources.{path}.{resource}: {error}") from None
     limits = spec.agent.resources.limits

@@ -1,7 +1,9 @@
 """kvpool's own containers: the agent, a native sidecar, and the init container that copies the plug-in.
 
 Both come from one image, so agent and plug-in can't be of different builds. They say for themselves all that Pod
-Security's *restricted* profile asks for, so that they hold whatever the pod's own security context says.
+Security's *restricted* profile asks for, so that they hold whatever the pod's own security context says. They name no
+user where none is needed: the image's own is numeric, the pod's own is as good, since nothing between agent and engine
+depends on it, and OpenShift refuses a user outside the range of the pod's namespace.
 """
 
 from typing import Any
@@ -25,8 +27,6 @@ CLIENT_MEMORY = 128 * 2**20
 
 SECURITY_CONTEXT = {
     "runAsNonRoot": True,
-    "runAsUser": USER_ID,
-    "runAsGroup": USER_ID,
     "readOnlyRootFilesystem": True,
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -34,15 +34,16 @@ SECURITY_CONTEXT = {
 }
 
 
-def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed: bool) -> dict[str, Any]:
+def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed: bool, as_root: bool) -> dict[str, Any]:
     """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's. revision:
-    the hash of the pod's template."""
+    the hash of the pod's template; as_root: whether the pod's own security context makes its containers root."""
     arena = int(pool.spec.tiers.memory.size)
     memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
     said = pool.spec.agent.resources
+    # In a Guaranteed pod the limit is requested, too, and under the static CPU policy a core is taken from all others.
     resources = complete(
         {"cpu": "250m", **_storage(memory, "256Mi")},
-        {"cpu": "2", **_storage(memory, "256Mi")},
+        {"cpu": "1" if guaranteed else "2", **_storage(memory, "256Mi")},
         (said.requests, said.limits),
         guaranteed=guaranteed,
     )
@@ -75,7 +76,7 @@ def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed:
         "readinessProbe": _probe("/readyz", period=1, failures=5),
         "livenessProbe": _probe("/livez", period=10, failures=6),
         "resources": resources,
-        "securityContext": _security_context(),
+        "securityContext": _security_context(as_root=as_root),
         "volumeMounts": [
             {"name": CONFIG_VOLUME, "mountPath": CONFIG_DIR, "readOnly": True},
             {"name": RUN_VOLUME, "mountPath": RUN_DIR},
@@ -84,7 +85,7 @@ def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed:
     }
 
 
-def client_container(image: str, *, guaranteed: bool) -> dict[str, Any]:
+def client_container(image: str, *, guaranteed: bool, as_root: bool) -> dict[str, Any]:
     """Copies the plug-in into a volume that the engine mounts: the engine's image stays as it is."""
     resources = complete(
         {"cpu": "50m", **_storage(CLIENT_MEMORY, "64Mi")},
@@ -97,7 +98,7 @@ def client_container(image: str, *, guaranteed: bool) -> dict[str, Any]:
         "image": image,
         "command": ["python3", "-m", "kvpool_client.install", CLIENT_DIR],
         "resources": resources,
-        "securityContext": _security_context(),
+        "securityContext": _security_context(as_root=as_root),
         "volumeMounts": [{"name": CLIENT_VOLUME, "mountPath": CLIENT_DIR}, _no_token()],
     }
 
@@ -117,9 +118,10 @@ def _storage(memory: int, disk: str) -> dict[str, Any]:
     return {"memory": format_quantity(memory), "ephemeral-storage": disk}
 
 
-def _security_context() -> dict[str, Any]:
+def _security_context(*, as_root: bool) -> dict[str, Any]:
     return {
         **SECURITY_CONTEXT,
+        **({"runAsUser": USER_ID, "runAsGroup": USER_ID} if as_root else {}),
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }

@@ -48,13 +48,14 @@ def complete(
 
 
 def raise_engine(edits: Edits, engine: dict[str, Any], host_pool: int) -> None:
-    """The host pool's pages are charged to the engine, which touches them first.
+    """The host pool's pages are charged to the engine, which touches them first. `host_pool`: its bytes, 0 where
+    nothing is to grow.
 
     A request that isn't there is the limit; it is written out, since the API server would write it, too, and then
     nobody could tell that it grew with the limit. A limit of zero is none, and allows no request but zero."""
     present = engine.get("resources") or {}
     limit = (present.get("limits") or {}).get("memory")
-    if _is_zero(limit):
+    if not host_pool or _is_zero(limit):
         return
     path = ("spec", "containers", engine["name"], "resources")
     for kind in ("requests", "limits"):

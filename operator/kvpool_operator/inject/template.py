@@ -101,15 +101,17 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations")):
         edits.collection(*path, kind=dict)
     guaranteed = resources.is_guaranteed(spec)
-    client = containers.client_container(image, guaranteed=guaranteed)
-    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed)
+    as_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
+    client = containers.client_container(image, guaranteed=guaranteed, as_root=as_root)
+    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed, as_root=as_root)
     for volume in containers.volumes(pool_object_name(own)):
         edits.add(("spec", "volumes"), volume)
     room_for_host_pool(edits, engine, host_pool)
     find_plugin(edits, engine)
     join_engine(edits, engine, pool)
-    resources.raise_engine(edits, engine, host_pool)
-    resources.raise_pod(edits, agent["resources"], host_pool)
+    added = host_pool if pool.spec.engine.host_pool.adjust_resources else 0
+    resources.raise_engine(edits, engine, added)
+    resources.raise_pod(edits, agent["resources"], added)
     for container in (client, agent):
         edits.add(("spec", "initContainers"), container)
     _add_pull_secrets(edits, [secret.name for secret in pool.spec.agent.image_pull_secrets])

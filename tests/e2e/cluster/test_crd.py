@@ -39,7 +39,7 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "engine": {
             "container": "",
             "port": 8000,
-            "hostPool": {"size": "4Gi"},
+            "hostPool": {"size": "4Gi", "adjustResources": True},
             "blockTokens": 256,
             "allowUntested": False,
         },

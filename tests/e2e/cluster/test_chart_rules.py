@@ -1,0 +1,158 @@
+"""What the chart makes of its values, rendered by helm itself; and what its rules let the controller do, on a real API
+server without nodes."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.chart import CHART, CONTROLLER, RELEASE
+from cluster.kube import Kube, wait_for
+from kvpool_operator.controller.permissions import RULES
+
+HOME = "kvpool-chart-rules"
+
+
+def rendered(kube: Kube, *values: str, version: str = "1.34.0") -> list[dict[str, Any]]:
+    """The chart's objects."""
+    helm = str(kube.provided.programs / "helm")
+    command = [helm, "template", RELEASE, str(CHART), "-n", HOME, "--kube-version", version, *values]
+    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str, name: str = "") -> list[dict[str, Any]]:
+    return [d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(name)]
+
+
+def test_engines_beside_the_operator_are_looked_at_and_its_own_pods_are_not(kube: Kube) -> None:
+    documents = rendered(kube)
+    (registration,) = of_kind(documents, "MutatingWebhookConfiguration")
+    for webhook in registration["webhooks"]:
+        (excluded,) = webhook["namespaceSelector"]["matchExpressions"]
+        assert (excluded["operator"], excluded["values"]) == ("NotIn", ["kube-system"])
+        assert webhook["objectSelector"]["matchExpressions"] == [{"key": "kvpool.io/pool", "operator": "Exists"}]
+    deployments = of_kind(documents, "Deployment")
+    assert len(deployments) == 2
+    for deployment in deployments:
+        assert "kvpool.io/pool" not in deployment["spec"]["template"]["metadata"]["labels"]
+
+
+def test_who_keeps_no_certificates_gets_no_rights_on_them(kube: Kube) -> None:
+    def certificate_rules(*values: str) -> list[tuple[str, str]]:
+        return [
+            (role["kind"], resource)
+            for role in rendered(kube, *values)
+            if role["kind"] in ("Role", "ClusterRole")
+            for rule in role["rules"]
+            for resource in rule["resources"]
+            if resource in ("secrets", "mutatingwebhookconfigurations")
+        ]
+
+    assert certificate_rules() == [
+        ("ClusterRole", "mutatingwebhookconfigurations"), ("Role", "secrets"), ("Role", "secrets"),
+    ]  # fmt: skip
+    assert certificate_rules("--set=webhook.certificates.mode=CertManager") == []
+
+
+def test_told_of_namespaces_the_controller_has_rights_there_alone(kube: Kube) -> None:
+    documents = rendered(kube, "--set=controller.namespaces={team-a,team-b}", "--set=webhook.excludedNamespaces={x}")
+    roles = of_kind(documents, "Role", CONTROLLER)
+    assert [(role["metadata"]["namespace"], role["rules"]) for role in roles] == [("team-a", RULES), ("team-b", RULES)]
+    bindings = of_kind(documents, "RoleBinding", CONTROLLER)
+    assert [(b["metadata"]["namespace"], b["roleRef"]["kind"]) for b in bindings] == [
+        ("team-a", "Role"),
+        ("team-b", "Role"),
+    ]
+    account = {"kind": "ServiceAccount", "name": CONTROLLER, "namespace": HOME}
+    assert [b["subjects"] for b in bindings] == [[account]] * 2
+    assert of_kind(documents, "ClusterRole", CONTROLLER) == of_kind(documents, "ClusterRoleBinding", CONTROLLER) == []
+    (deployment,) = of_kind(documents, "Deployment", CONTROLLER)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["command"][3:5] == ["--namespace=team-a", "--namespace=team-b"]
+    (registration,) = of_kind(documents, "MutatingWebhookConfiguration")
+    for webhook in registration["webhooks"]:
+        selected = [(e["operator"], e["values"]) for e in webhook["namespaceSelector"]["matchExpressions"]]
+        assert selected == [("NotIn", ["kube-system", "x"]), ("In", ["team-a", "team-b"])]
+
+
+@pytest.mark.parametrize(
+    ("values", "version", "count"),
+    [((), "1.30.0", 1), ((), "1.29.9", 0), (("--set=admissionPolicy.enabled=false",), "1.34.0", 0)],
+)
+def test_the_policy_is_there_where_the_api_server_knows_it(
+    kube: Kube, values: tuple[str, ...], version: str, count: int
+) -> None:
+    documents = rendered(kube, *values, version=version)
+    assert len(of_kind(documents, "ValidatingAdmissionPolicy", CONTROLLER)) == count
+    assert len(of_kind(documents, "ValidatingAdmissionPolicyBinding", CONTROLLER)) == count
+
+
+@pytest.fixture
+def limited(kube: Kube) -> Iterator[Kube]:
+    """The controller's account with the chart's roles and the policy, and nothing else of the chart."""
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy",
+             "ValidatingAdmissionPolicyBinding")  # fmt: skip
+    mine = [d for d in rendered(kube) if d["kind"] in kinds and d["metadata"]["name"] == CONTROLLER]
+    assert len(mine) == len(kinds)
+    home = Kube(kube.provided, HOME)
+    text = yaml.safe_dump_all(mine)
+    kube.kubectl("create", "namespace", HOME)
+    said = home.kubectl("apply", "-f", "-", stdin=text)
+    assert "Warning" not in said.stderr
+    yield home
+    home.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=text)
+    kube.kubectl("delete", "namespace", HOME, "--wait=false")
+
+
+def written(home: Kube, document: dict[str, Any]) -> str:
+    """Empty where the API server takes it from the controller's account, else what it says. Nothing is changed."""
+    account = f"--as=system:serviceaccount:{HOME}:{CONTROLLER}"
+    done = home.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", account, "-f", "-",
+        stdin=json.dumps({"apiVersion": "v1", **document}), check=False,
+    )  # fmt: skip
+    return done.stderr if done.returncode else ""
+
+
+def config_map(name: str, pool: str | None, place: str = HOME) -> dict[str, Any]:
+    labels = {} if pool is None else {"kvpool.io/pool": pool}
+    metadata = {"name": name, "namespace": place, "labels": labels}
+    return {"kind": "ConfigMap", "metadata": metadata, "data": {"x": "1"}}
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": HOME, "labels": {"kvpool.io/pool": "chat"}}
+    return {"kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 7700}], **spec}}
+
+
+def test_the_controllers_account_writes_the_objects_of_pools_alone(limited: Kube) -> None:
+    system = config_map("kube-root-ca.crt", None, "kube-system")
+    wait_for("the policy holds", lambda: "POOL-kvpool" in written(limited, system), 60)
+    assert written(limited, config_map("chat-kvpool", "chat")) == ""
+    assert written(limited, service("chat-kvpool", clusterIP="None")) == ""
+
+    alone = "a pool's own ConfigMap and Service alone"
+    for wrong in (
+        config_map("kube-root-ca.crt", "kube-root-ca.crt", "kube-system"),
+        config_map("chat", "chat"),
+        config_map("chat-kvpool", None),
+        config_map("chat-kvpool", "other"),
+        service("chat", clusterIP="None"),
+    ):
+        assert alone in written(limited, wrong), wrong
+    assert "headless" in written(limited, service("chat-kvpool"))
+
+    # somebody else's of such a name stays theirs
+    limited.kubectl("create", "configmap", "theirs-kvpool")
+    assert alone in written(limited, config_map("theirs-kvpool", "theirs"))
+    limited.kubectl("label", "configmap", "theirs-kvpool", "kvpool.io/pool=theirs")
+    assert written(limited, config_map("theirs-kvpool", "theirs")) == ""
+
+    # and nobody but this account is held to it
+    limited.kubectl("-n", "kube-system", "label", "configmap", "kube-root-ca.crt", "a=b", "--dry-run=server")
