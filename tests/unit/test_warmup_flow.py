@@ -1,6 +1,5 @@
 """The warm-up's flow: whom it asks, when it is done, and why it is not; a source that is busy is asked again."""
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -213,23 +212,17 @@ def begun(pool: Pool, config: Config, since: Callable[[], float | None]) -> tupl
 
 def test_while_paused_no_batch_is_begun_though_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "LOOK_SECONDS", 0.001)
-    pool, config, calls, order = Pool(20), Config(), list[bool](), itertools.count()
-    second = threading.Event()
+    pool, config, calls, looked = Pool(20), Config(), list[bool](), list[int]()
 
     def answers(address: str, wanted: Sequence[Wanted]) -> str:
-        number = next(order)
-        if number == 0:
-            calls.append(config.paused)
-            assert second.wait(10)
+        """Called for one stream after the other."""
+        calls.append(config.paused)
+        if len(calls) == 1:
+            wait_for("a second stream", lambda: [t.name for t in threading.enumerate()].count("kvpool-warm") == 2, 10)
+            looked.append(config.looks)
             config.paused = True
-        elif number == 1:  # until the end of the first one was seen
-            second.set()
-            wait_for("a pause", lambda: config.paused, 10, 0.001)
-            looked = config.looks
-            wait_for("a look", lambda: config.looks > looked + 1, 10, 0.001)
-            calls.append(config.paused)
-        else:
-            calls.append(config.paused)
+        elif config.paused:
+            wait_for("the first one's end was seen", lambda: config.looks > looked[0] + 1, 10, 0.001)
         return ""
 
     pool.answers = answers
