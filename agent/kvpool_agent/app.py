@@ -103,7 +103,8 @@ class Agent:
             self._entries,
             self._teller,
             self._account,
-            lambda: self._probe.withdrawn,
+            # of models with windows nobody asks a home
+            lambda: self._probe.withdrawn or not self._handler.in_groups,
         )
         self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
         self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes)

@@ -47,3 +47,18 @@ def test_what_was_told_to_one_that_is_no_home_goes_though_the_view_stays(
         announcer.look(slab)
     assert kept == [["uid-0" in seen.homes(head) for head in heads]] * times
     assert {True, False} == set(kept[0])
+
+
+def test_what_was_taken_back_is_told_again_when_it_may_be() -> None:
+    slab = Slab(FORMAT, {}, 4096, ArenaMemory.anonymous(8 * 4096), Arena(8))
+    (slot,) = slab.arena.reserve(1, 0.0)
+    slab.arena.commit(bytes([1]) * 16, b"", slot, b"t" * 16, foreign=False)
+    seen, withdrawn = View({"uid-0": "1", "uid-1": "1"}), [False]
+    nobody: Any = types.SimpleNamespace(live=lambda fingerprint: [], look=lambda fingerprint: seen, settled=False)
+    announcer = Announcer(nobody, "uid-0", nobody, nobody, nobody, nobody, Account(), lambda: withdrawn[0])
+    pending: list[list[bytes]] = []
+    for withdrawn[0] in (False, True, False):
+        announcer.look(slab)
+        (home,) = announcer._told.values()
+        pending.append(list(home.pending))
+    assert pending == [[bytes([1]) * 16], [], [bytes([1]) * 16]]

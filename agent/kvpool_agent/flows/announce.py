@@ -64,7 +64,7 @@ class Announcer:
         account: Account,
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
-        """own: this member's UID. withdrawn: whether nothing of what is here may leave; then all is taken back."""
+        """own: this member's UID. withdrawn: whether nothing that is here is to be told; then all is taken back."""
         self._slabs, self._own = slabs, own
         self._withdrawn, self._gone = withdrawn, False
         self._members, self._homes, self._entries = members, homes, entries
@@ -125,7 +125,8 @@ class Announcer:
         changes, lost = arena.changes()
         was_gone, self._gone = self._gone, self._withdrawn()
         if self._gone:
-            changes, lost = [], not was_gone
+            changes, lost = [], False
+        lost |= self._gone is not was_gone
         now = time.monotonic()
         if lost or now >= self._round_at:
             self._round_at = now + ROUND_SECONDS

@@ -25,7 +25,7 @@ from kvpool_agent.policy.difference import differences
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, NoRoom, OtherFormat, Slab, Slabs
 from kvpool_client import wire
-from kvpool_client.groups import GROUP_BYTES, Group, from_header, number_of, obstacle, reference
+from kvpool_client.groups import FULL, GROUP_BYTES, Group, from_header, number_of, obstacle, reference
 from kvpool_client.memory import ReadOnlyMapping, copy
 from kvpool_contract.names import format_fingerprint
 from kvpool_contract.reasons import REASONS
@@ -71,6 +71,7 @@ class EngineHandler:
         self._ports: set[Port] = set()
         self.sessions = 0
         self.attaches = 0
+        self.in_groups = True  # whether blocks of the engine's model belong to directory groups: windows' don't
 
     def load_within(self, seconds: float) -> None:
         """Another load deadline from now on, for engines that are attached, too."""
@@ -156,6 +157,7 @@ class EngineHandler:
         with self._lock:
             self.attaches += 1
             self.sessions += 1
+            self.in_groups = all(group.kind == FULL for group in groups)
             self._ports.add(port)
         try:
             port.send(

@@ -157,6 +157,25 @@ def test_groups_that_no_plan_is_made_for_attach_and_share_nothing(shared_node: N
         shared_node.until("gone", lambda s: not s.attached)
 
 
+# -- the directory -----------------------------------------------------------------------------------
+
+
+@MODELS
+def test_of_a_model_with_windows_no_home_is_told_anything_and_its_holders_are_asked(
+    pool: AgentPool, groups: tuple[Group, ...]
+) -> None:
+    a, b = pool.all_started("ab")
+    for node in (a, b):
+        node.attach(groups=groups)
+    a.until_sees(b)
+    a.engine.serve(prompt("p", 4))
+    b.until_sees(a.until_blocks(4 * len(groups)) and a)
+    told = 4 if groups is FULL_ATTENTION else 0
+    a.until("told", lambda status: status.counters.get("announced_blocks", 0) == told)
+    assert b.engine.serve(prompt("p", 4)).pool == 4
+    assert a.status().counters.get("announced_blocks", 0) == told
+
+
 # -- a small host pool -------------------------------------------------------------------------------
 
 
