@@ -42,6 +42,17 @@ RULES = {
             f"a letter first and no '-' last",
         )
     ],
+    "spec": [
+        (
+            "!has(self.agent) || !has(self.agent.resources) || !has(self.agent.resources.limits) || "
+            "!('memory' in self.agent.resources.limits) || !has(self.tiers) || !has(self.tiers.memory) || "
+            "!has(self.tiers.memory.size) || !isQuantity(string(self.tiers.memory.size)) || "
+            "!isQuantity(string(self.agent.resources.limits['memory'])) || "
+            "quantity(string(self.agent.resources.limits['memory']))"
+            ".compareTo(quantity(string(self.tiers.memory.size))) >= 0",
+            "agent.resources.limits.memory has no room for the arena of tiers.memory.size; raise it, or lower that",
+        )
+    ],
     "spec.agent.resources": [
         (
             "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "

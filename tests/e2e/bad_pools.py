@@ -154,5 +154,15 @@ BAD_POOLS = [
         "a request is above its limit; lower it or raise the limit",
         _at("agent.resources", {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}),
     ),
+    *(
+        BadPool(
+            "spec",
+            f"pool field spec.agent.resources.limits.memory: {limit} has no room for the arena of tiers.memory.size; "
+            f"raise it, or lower that",
+            "agent.resources.limits.memory has no room for the arena of tiers.memory.size; raise it, or lower that",
+            {"agent": {"resources": {"limits": {"memory": limit}}}, "tiers": {"memory": size}},
+        )
+        for limit, size in (("8191Mi", {}), (2**30 - 1, {"size": "1Gi"}))
+    ),
     _wrong("prewarm", "none", "expected `object`, got `str`", "must be of type object"),
 ]

@@ -71,6 +71,11 @@ def test_a_quantity_is_written_shortest_and_exact(count: int, text: str) -> None
     assert parse_quantity(text) == count
 
 
+def test_an_agents_memory_limit_of_just_the_arena_is_taken() -> None:
+    spec = {"agent": {"resources": {"limits": {"memory": "1Gi"}}}, "tiers": {"memory": {"size": 2**30}}}
+    assert read_pool(document(spec)).spec.agent.resources.limits == {"memory": "1Gi"}
+
+
 def test_an_empty_spec_has_the_defaults() -> None:
     assert (
         agent_config(read_pool(document()))

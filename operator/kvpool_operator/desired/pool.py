@@ -336,6 +336,11 @@ def _check(pool: KVCachePool) -> None:
             except QuantityError as error:
                 raise PoolError(f"pool field spec.agent.resources.{path}.{resource}: {error}") from None
     limits = spec.agent.resources.limits
+    if "memory" in limits and parse_quantity(limits["memory"]) < spec.tiers.memory.size:
+        raise PoolError(
+            f"pool field spec.agent.resources.limits.memory: {limits['memory']} has no room for the arena of "
+            f"tiers.memory.size; raise it, or lower that"
+        )
     for resource, quantity in spec.agent.resources.requests.items():
         if resource in limits and parse_milli(quantity) > parse_milli(limits[resource]):
             raise PoolError(
