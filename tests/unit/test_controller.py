@@ -338,6 +338,39 @@ def test_who_has_answered_may_miss_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert ask(monkeypatch, flaky, 5) == [(True, ""), (True, ""), (True, ""), (True, ""), bad]
 
 
+def test_many_that_are_silent_keep_neither_the_others_nor_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are asked at a time, and each would be waited for longer than this test lasts."""
+    silent = [Pod(f"s{n}", f"s{n}-uid", "127.0.0.2", injected=True, expected=True) for n in range(9)]
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.host.partition(":")[0])
+        if asked[-1] != LOOPBACK:
+            await asyncio.sleep(60)
+        return await good(request)
+
+    async def scenario() -> list[str]:
+        app = web.Application()
+        app.router.add_get("/status", answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "0.0.0.0", 0).start()
+        monkeypatch.setattr(agents_module, "WORKER_PORT", runner.addresses[0][1])
+        monkeypatch.setattr(agents_module, "PARALLEL_OF_POOL", 2)
+        monkeypatch.setattr(agents_module, "TIMEOUT_SECONDS", 30)
+        asking = Agents()
+        try:
+            await asking.ask([ASKED])
+            monkeypatch.setattr(agents_module, "ASK_SECONDS", 0.5)
+            return [member.error for member in await asking.ask([*silent, ASKED])]
+        finally:
+            await asking.close()
+            await runner.cleanup()
+
+    assert asyncio.run(scenario()) == ["no answer within 30 s"] * 9 + [""]
+    assert (asked.count(LOOPBACK), asked.count("127.0.0.2")) == (2, 2)
+
+
 def test_nobody_is_asked_without_an_address_or_an_agent_and_a_closed_port_is_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

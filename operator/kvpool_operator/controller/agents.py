@@ -1,11 +1,13 @@
 """Agents asked for their status, directly at their pods' addresses.
 
-Bounded in time, in number at once and in bytes of an answer. An agent that has answered before may miss once: a worker
-that is being restarted is no news. Errors are told in few words, equal for equal causes, since they stand in a status
-that is written only when it changes.
+Bounded in time, each and together, in number at once, by pool and in all, and in bytes of an answer: a status is
+written in time, however many are silent. Those that answer are asked first, the others in a new order each time. An
+agent that has answered before may miss once: a worker that is being restarted is no news. Errors are told in few words,
+equal for equal causes, since they stand in a status that is written only when it changes.
 """
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import aiohttp
@@ -15,8 +17,9 @@ from kvpool_contract.status import AgentStatus, StatusError, decode_status
 from kvpool_operator.desired.pods import Pod
 from kvpool_operator.desired.status import Member
 
-TIMEOUT_SECONDS = 3.0
-PARALLEL = 64
+TIMEOUT_SECONDS = 3.0  # for one
+ASK_SECONDS = 8.0  # for all of a pool
+PARALLEL, PARALLEL_OF_POOL = 256, 32
 MAX_ANSWER = 4 * 2**20
 FORGIVEN = 1
 
@@ -25,13 +28,20 @@ class Agents:
     """To be made and used in one event loop."""
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=PARALLEL), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        )
         self._places = asyncio.Semaphore(PARALLEL)
         self._last: dict[str, tuple[AgentStatus, int]] = {}  # by pod: the last answer, and misses since
 
     async def ask(self, pods: Sequence[Pod]) -> list[Member]:
-        """A member for each pod, with its answer where there is one."""
-        return list(await asyncio.gather(*(self._member(pod) for pod in pods)))
+        """A member for each pod, with its answer where there is one, within ASK_SECONDS."""
+        places, until = asyncio.Semaphore(PARALLEL_OF_POOL), asyncio.get_running_loop().time() + ASK_SECONDS
+        order = sorted(pods, key=lambda pod: (self._last.get(pod.uid, (None, 1))[1], random.random()))
+        found = dict(
+            zip(order, await asyncio.gather(*(self._member(pod, places, until) for pod in order)), strict=True)
+        )
+        return [found[pod] for pod in pods]
 
     def forget_all_but(self, uids: set[str]) -> None:
         """Drops what is known of pods that are no more."""
@@ -40,11 +50,12 @@ class Agents:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _member(self, pod: Pod) -> Member:
+    async def _member(self, pod: Pod, places: asyncio.Semaphore, until: float) -> Member:
         status, error = None, "no address"
         if pod.injected and pod.address:
             try:
-                status, error = await self._get(pod), ""
+                async with asyncio.timeout_at(until), places, self._places:
+                    status, error = await self._get(pod), ""
                 self._last[pod.uid] = (status, 0)
             except TimeoutError:
                 error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
@@ -60,10 +71,7 @@ class Agents:
 
     async def _get(self, pod: Pod) -> AgentStatus:
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
-        async with (
-            self._places,
-            self._session.get(f"http://{host}:{WORKER_PORT}/status", allow_redirects=False) as answer,
-        ):
+        async with self._session.get(f"http://{host}:{WORKER_PORT}/status", allow_redirects=False) as answer:
             if answer.status != 200:
                 raise StatusError(f"it answers {answer.status}")
             body = bytearray()
