@@ -3,10 +3,6 @@ ordinary template is compared in test_cli.py with golden/joined.yaml."""
 
 import copy
 import json
-import os
-import shlex
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -39,37 +35,6 @@ def test_image_and_arguments_of_the_engine_stay() -> None:
     after = first(joined(template(engine(**kept))))
     assert {name: after[name] for name in kept} == kept
     assert "command" not in after
-
-
-PRINT = "import os, sys; print([os.environ.get(n) for n in ('PYTHONPATH', 'VLLM_PLUGINS')], sys.argv[1:])"
-
-
-@pytest.mark.parametrize(
-    ("there", "expected"),
-    [
-        ({}, ["/kvpool/client", None]),
-        ({"PYTHONPATH": "/a:/b c"}, ["/kvpool/client:/a:/b c", None]),
-        ({"PYTHONPATH": "", "VLLM_PLUGINS": ""}, ["/kvpool/client", "kvpool"]),
-        ({"VLLM_PLUGINS": "x,y"}, ["/kvpool/client", "x,y,kvpool"]),
-    ],
-)
-@pytest.mark.parametrize("shell", ["", "bash"])
-def test_a_command_is_started_with_the_plugin_in_front_of_what_is_there(
-    shell: str, there: dict[str, str], expected: list[str | None]
-) -> None:
-    """Run as the container would be: the command, then the arguments as they are written."""
-    command = [sys.executable, "-c", PRINT]
-    if shell:
-        line = f'exec {shlex.quote(sys.executable)} -c "$0" "$@"'
-        command = ["bash", "-c", line, PRINT]
-    given = engine(command=command, args=["a b", "$HOME", '"'])
-    after = first(joined(template(given)))
-    assert after["args"] == given["args"]
-    assert after["command"][0] == (shell or "/bin/sh")
-    assert after["command"][-len(command) :] == command
-    done = subprocess.run([*after["command"], *after["args"]], env={"PATH": os.environ["PATH"], **there},
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.stdout.strip() == f"{expected} ['a b', '$HOME', '\"']", done.stderr
 
 
 def test_the_sidecar_is_the_last_init_container_behind_the_client() -> None:

@@ -5,7 +5,8 @@ Both may be set in the pod, come from a ConfigMap or stand in the engine's image
 So where the container has a command of its own, a line of shell in front of it adds to what is there when the process
 starts, and then becomes the command. Without one the image's entry point starts the engine, and only the environment
 is left: a plain value in the pod is added to; one from elsewhere can't be, and is a reason to leave the pod alone; one
-in the image or through `envFrom` is replaced.
+in the image is replaced. Where a PYTHONPATH may come through `envFrom`, ours refers to it: the kubelet puts its value
+there, or, where there is none, leaves a folder that does not exist.
 """
 
 import posixpath
@@ -32,7 +33,8 @@ def find_plugin(edits: Edits, engine: dict[str, Any]) -> None:
         edits.set((*path, "command"), [shell, "-c", SCRIPT, PLUGIN, *command])
         return
     environment = edits.collection(*path, "env", kind=list)
-    _prefix_pythonpath(edits, (*path, "env"), _variable(environment, "PYTHONPATH"))
+    hidden = "$(PYTHONPATH)" if engine.get("envFrom") else ""
+    _prefix_pythonpath(edits, (*path, "env"), _variable(environment, "PYTHONPATH"), hidden)
     _allow_plugin(edits, (*path, "env"), _variable(environment, "VLLM_PLUGINS"))
 
 
@@ -41,10 +43,10 @@ def _variable(environment: list[dict[str, Any]], name: str) -> dict[str, Any] | 
     return next((entry for entry in reversed(environment) if entry.get("name") == name), None)
 
 
-def _prefix_pythonpath(edits: Edits, environment: tuple[str, ...], entry: dict[str, Any] | None) -> None:
+def _prefix_pythonpath(edits: Edits, environment: tuple[str, ...], entry: dict[str, Any] | None, hidden: str) -> None:
     if entry is not None and "valueFrom" in entry:
         raise Refused("pythonpath_from_source")
-    present = entry.get("value") if entry else ""
+    present = entry.get("value") if entry else hidden
     value = f"{CLIENT_DIR}:{present}" if present else CLIENT_DIR
     edits.set((*environment, "PYTHONPATH"), {"name": "PYTHONPATH", "value": value})
 
