@@ -104,6 +104,9 @@ def test_the_environment_lets_the_engine_find_the_plugin(
         (["-c", "exec vllm serve m \\\n --port 9003 'unbalanced"], 9003),
         (["-c", "vllm serve m --port=9004 --name 'a b'"], 9004),
         (["--port", "$PORT"], None),
+        (["x '--port 9' " + "y" * 17_000, "'--port' 3"], None),  # too long to look at quotes, there and from there on
+        (["x '--port' 9 " + "y" * 16_000], 9),
+        (["x " + "y" * 17_000 + " --port 9"], 9),
     ],
 )
 def test_the_engines_port_is_read_where_it_stands_plainly(arguments: list[str], port: int | None) -> None:

@@ -18,6 +18,7 @@ RUN_VOLUME = "kvpool-run"
 CLIENT_VOLUME = "kvpool-client"
 CLIENT_CONFIG_VARIABLE = "KVPOOL_CLIENT_CONFIG"
 CLIENT_CONFIG_VERSION = 1
+QUOTED = 16 * 2**10
 # A mesh's proxy is put beside an engine that was alone before.
 _PROXIES = ("istio-proxy", "linkerd-proxy")
 
@@ -44,14 +45,20 @@ def _mentions_vllm(container: dict[str, Any]) -> bool:
 
 
 def words_of(container: dict[str, Any]) -> list[str]:
-    """The words of command and args; those of a shell's command line one by one, as far as they stand plainly."""
-    found = []
+    """The words of command and args; those of a shell's command line one by one, as far as they stand plainly. Quotes
+    are looked at in the first QUOTED characters of such lines alone: that is slow, and others wait meanwhile."""
+    found, left = [], QUOTED
     for word in (*(container.get("command") or []), *(container.get("args") or [])):
         text = str(word).replace("\\\n", " ")
+        plain = text.split()
+        if len(plain) < 2:
+            found.append(text)
+            continue
+        left -= len(text)
         try:
-            found += shlex.split(text) if len(text.split()) > 1 else [text]
+            found += shlex.split(text) if left >= 0 else plain
         except ValueError:
-            found += text.split()
+            found += plain
     return found
 
 
