@@ -3,6 +3,7 @@
 Asked over aiohttp rather than with the Kubernetes client, which would triple the webhook's memory for them.
 """
 
+import contextlib
 import json
 import os
 import ssl
@@ -19,6 +20,7 @@ from kvpool_contract.names import API_GROUP
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 500
 LIST_SECONDS, GET_SECONDS, WATCH_SECONDS = 30.0, 1.0, 300
+SILENT_SECONDS = 150.0  # of a watch: the server says each minute, by a bookmark, that it is still there
 _LONGEST_EVENT = 4 * 2**20
 _POOLS = f"apis/{API_GROUP}/v1alpha1"
 
@@ -30,7 +32,8 @@ class ApiError(OSError):
 @dataclass(frozen=True)
 class ApiServer:
     """Where the API server is, and the files with the account's token and the authority of the server. The token is
-    read for every question, since the kubelet replaces it every hour."""
+    read for every question, since the kubelet replaces it every hour; the authority again when the server's certificate
+    is not trusted."""
 
     url: str
     token_file: Path = ACCOUNT / "token"
@@ -51,10 +54,10 @@ class Client:
     def __init__(self, server: ApiServer) -> None:
         self._server = server
         try:
-            trust = ssl.create_default_context(cafile=server.authority_file)
+            self._trust = ssl.create_default_context(cafile=server.authority_file)
         except (OSError, ssl.SSLError) as error:
             raise ApiError(f"{server.authority_file} holds no authority of the API server: {error}") from None
-        connector = aiohttp.TCPConnector(ssl=trust)
+        connector = aiohttp.TCPConnector(ssl=self._trust)
         self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_LONGEST_EVENT, trust_env=False)
 
     async def close(self) -> None:
@@ -93,7 +96,7 @@ class Client:
             "resourceVersion": since,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=LIST_SECONDS, sock_read=WATCH_SECONDS + LIST_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=LIST_SECONDS, sock_read=SILENT_SECONDS)
         try:
             async with self._session.get(
                 f"{self._server.url}/{_POOLS}/kvcachepools", params=query, headers=self._headers(), timeout=timeout
@@ -105,6 +108,7 @@ class Client:
                         raise ApiError(f"the watch ended: {event['object'].get('message')}")
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            self._doubt(error)
             raise ApiError(f"the watch broke off: {error!r}") from None
 
     async def _get(self, path: str, query: dict[str, str], seconds: float, *, absent: bool = False) -> dict[str, Any]:
@@ -118,10 +122,17 @@ class Client:
                 await _check(response)
                 document = json.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self._doubt(error)
             raise ApiError(f"/{path}: {error!r}") from None
         if not isinstance(document, dict):
             raise ApiError(f"/{path}: the answer is no object")
         return document
+
+    def _doubt(self, error: Exception) -> None:
+        """Trusts also what the file with the authority says now, where the server's certificate was refused."""
+        if isinstance(error, aiohttp.ClientSSLError):
+            with contextlib.suppress(OSError):  # an SSLError is one: half a file; the next question tries again
+                self._trust.load_verify_locations(self._server.authority_file)
 
     def _headers(self) -> dict[str, str]:
         try:

@@ -2,7 +2,7 @@
 
 A review must not wait for the API server, nor fail with it: pools are listed once, then watched, and what was known
 last goes on being used while the server is slow or gone. Only a pool that is not known is asked for, within a second:
-a pool and its first pods are often applied together.
+a pool and its first pods are often applied together. However many of them come at once, it is asked for once.
 """
 
 import asyncio
@@ -32,33 +32,42 @@ def usable(document: dict[str, Any]) -> KVCachePool | Unusable:
 
 
 class Pools:
-    """`synced`: whether the list has been read once. `kubernetes`: the server's version, as far as it is known."""
+    """`synced`: whether the list has been read once. `kubernetes`: the server's version, as far as it is known.
+    `heard`: when the API server last told of pools, on the monotonic clock; a watch that is open says something each
+    minute."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: dict[tuple[str, str], KVCachePool | Unusable] = {}
-        self._questions = asyncio.Semaphore(QUESTIONS)
+        self._questions: dict[tuple[str, str], asyncio.Task[KVCachePool | Unusable]] = {}
         self.synced = False
         self.kubernetes: tuple[int, int] | None = None
         self.faults = 0
+        self.heard = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._known)
 
     async def find(self, k8s_namespace: str, name: str) -> KVCachePool | Unusable:
         """The pool, or why there is none to join."""
-        known = self._known.get((k8s_namespace, name))
+        key = (k8s_namespace, name)
+        known = self._known.get(key)
         if known is not None:
             return known
-        if self._questions.locked():
-            return Unusable("pool_unread")
-        async with self._questions:
-            try:
-                document = await self._client.pool(k8s_namespace, name)
-            except ApiError as error:
-                log.warning("pool %s/%s can't be asked for: %s", k8s_namespace, name, error)
-                self.faults += 1
+        if key not in self._questions:
+            if len(self._questions) >= QUESTIONS:
                 return Unusable("pool_unread")
+            self._questions[key] = asyncio.create_task(self._ask(key))
+            self._questions[key].add_done_callback(lambda _: self._questions.pop(key))
+        return await asyncio.shield(self._questions[key])  # one that is given up may be another's, too
+
+    async def _ask(self, key: tuple[str, str]) -> KVCachePool | Unusable:
+        try:
+            document = await self._client.pool(*key)
+        except ApiError as error:
+            log.warning("pool %s/%s can't be asked for: %s", *key, error)
+            self.faults += 1
+            return Unusable("pool_unread")
         return usable(document) if document else Unusable("pool_unknown")
 
     async def follow(self) -> None:
@@ -90,11 +99,12 @@ class Pools:
         self.kubernetes = await self._client.version()
         documents, since = await self._client.pools()
         self._known = {_key(document): usable(document) for document in documents}
-        self.synced = True
+        self.synced, self.heard = True, time.monotonic()
         return since
 
     async def _watch(self, since: str) -> str:
         async for kind, document in self._client.watch(since):
+            self.heard = time.monotonic()
             since = str((document.get("metadata") or {}).get("resourceVersion") or since)
             if kind == "DELETED":
                 self._known.pop(_key(document), None)

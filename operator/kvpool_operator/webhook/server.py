@@ -54,6 +54,11 @@ class Webhook:
         self.ending = False
         self.metrics.watch("pools", "Pools that are known.", lambda: len(pools))
         self.metrics.watch("api_faults", "Questions to the API server that failed.", lambda: pools.faults)
+        self.metrics.watch(
+            "pools_silence_seconds",
+            "Seconds since the API server last told of pools.",
+            lambda: time.monotonic() - pools.heard,
+        )
         self.metrics.watch("certificates_loaded", "Certificates taken since the start.", lambda: certificate.loaded)
         self.metrics.watch("certificates_refused", "Certificates that were not usable.", lambda: certificate.refused)
         self.metrics.watch(
