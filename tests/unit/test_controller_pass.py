@@ -1,13 +1,17 @@
 """One pass over a pool, where the API server takes some of its writes and not others."""
 
 import asyncio
+import socket
+import urllib.request
 from typing import Any, cast
 
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ReadTimeoutError
 
+from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import Cluster, Document, Key
+from kvpool_operator.controller.main import liveness_url
 from kvpool_operator.controller.reconcile import Reconciler
 
 KEY = ("a", "chat")
@@ -72,3 +76,15 @@ def test_events_that_are_refused_are_not_tried_for_ever() -> None:
     passes(cluster, ApiException(status=403, reason="Forbidden"), None)
     assert [name for name in cluster.events if name != "chat"] == BARE
     assert len(cluster.statuses) == 2
+
+
+def test_the_controller_answers_at_addresses_of_both_families() -> None:
+    assert liveness_url("10.0.0.1") == "http://10.0.0.1:8080/healthz"
+    assert liveness_url("fd00::1") == "http://[fd00::1]:8080/healthz"
+    assert liveness_url("") == "http://0.0.0.0:8080/healthz"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    metrics.serve(port)
+    for host in ("127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+            assert b"kvpool_controller_passes" in answer.read()

@@ -7,6 +7,7 @@ their progress in annotations and hold objects back by finalizers, and a pool mu
 import argparse
 import asyncio
 import logging
+import os
 import sys
 import time
 from typing import Any
@@ -90,6 +91,12 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
+def liveness_url(address: str) -> str:
+    """Where the kubelet asks: at the pod's own address, of either family; kopf listens on one family alone. address:
+    empty means all IPv4 ones."""
+    return f"http://{f'[{address}]' if ':' in address else address or '0.0.0.0'}:8080/healthz"
+
+
 def wait_for_definition(cluster: Cluster, k8s_namespaces: list[str]) -> None:
     """Until the API server answers and knows pools: kopf looks for them once, at its start."""
     while True:
@@ -109,7 +116,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="kvpool-controller", description="Looks after pools.")
     parser.add_argument("--namespace", action="append", default=[], help="look here only; may be repeated")
     parser.add_argument("--poll-seconds", type=float, default=10.0, help="how often agents are asked (default 10)")
-    parser.add_argument("--liveness", default="http://0.0.0.0:8080/healthz", help="URL of the liveness endpoint")
+    parser.add_argument(
+        "--liveness",
+        default=liveness_url(os.environ.get("POD_IP", "")),
+        help="URL of the liveness endpoint (default %(default)s: at POD_IP where it is set)",
+    )
     parser.add_argument("--metrics-port", type=int, default=8081, help="port of /metrics; 0 for none")
     webhook_certificates.add_arguments(parser)
     options = parser.parse_args()

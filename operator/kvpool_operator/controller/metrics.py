@@ -1,5 +1,7 @@
 """What the controller counts of itself, for Prometheus."""
 
+import socket
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 REGISTRY = CollectorRegistry()
@@ -24,5 +26,5 @@ LEAF_EXPIRES = Gauge(
 
 
 def serve(port: int) -> None:
-    """/metrics on all addresses, in a thread of its own. Raises OSError where the port is taken."""
-    start_http_server(port, registry=REGISTRY)
+    """/metrics on all addresses of both families, in a thread of its own. Raises OSError where the port is taken."""
+    start_http_server(port, "::" if socket.has_dualstack_ipv6() else "0.0.0.0", registry=REGISTRY)
