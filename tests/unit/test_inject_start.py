@@ -7,24 +7,12 @@ import sys
 from typing import Any
 
 import pytest
-
-from kvpool_operator.desired.pool import read_pool
-from kvpool_operator.inject import Injected, Settings, inject
-
-POOL = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}}
+from pod_templates import engine, first, joined, template, variables
 
 
-def joined(**given: Any) -> dict[str, Any]:
+def started(**given: Any) -> dict[str, Any]:
     """The engine's container as it comes out."""
-    engine = {"name": "engine", "image": "example.test/vllm:1", **given}
-    result = inject({"spec": {"containers": [engine]}}, read_pool(POOL), Settings(image="example.test/agent:1"))
-    assert isinstance(result, Injected), result
-    container: dict[str, Any] = result.template["spec"]["containers"][0]
-    return container
-
-
-def variables(container: dict[str, Any]) -> dict[str, str]:
-    return {entry["name"]: entry.get("value") for entry in container["env"]}
+    return first(joined(template(engine(**given))))
 
 
 PRINT = "import os, sys; print([os.environ.get(n) for n in ('PYTHONPATH', 'VLLM_PLUGINS')], sys.argv[1:])"
@@ -49,7 +37,7 @@ def test_a_command_is_started_with_the_plugin_in_front_of_what_is_there(
         line = f'exec {shlex.quote(sys.executable)} -c "$0" "$@"'
         command = ["bash", "-c", line, PRINT]
     given = {"command": command, "args": ["a b", "$HOME", '"']}
-    after = joined(**given)
+    after = started(**given)
     assert after["args"] == given["args"]
     assert after["command"][0] == (shell or "/bin/sh")
     assert after["command"][-len(command) :] == command
@@ -61,9 +49,9 @@ def test_a_command_is_started_with_the_plugin_in_front_of_what_is_there(
 def test_a_pythonpath_that_may_come_through_env_from_is_referred_to() -> None:
     """The kubelet resolves the reference: what came through envFrom is known before env is looked at."""
     source = [{"configMapRef": {"name": "settings"}}]
-    there = joined(envFrom=source)
+    there = started(envFrom=source)
     assert variables(there)["PYTHONPATH"] == "/kvpool/client:$(PYTHONPATH)"
     assert there["envFrom"] == source and "VLLM_PLUGINS" not in variables(there)
-    own_value = joined(envFrom=source, env=[{"name": "PYTHONPATH", "value": "/a"}])
+    own_value = started(envFrom=source, env=[{"name": "PYTHONPATH", "value": "/a"}])
     assert variables(own_value)["PYTHONPATH"] == "/kvpool/client:/a"
-    assert variables(joined())["PYTHONPATH"] == "/kvpool/client"
+    assert variables(started())["PYTHONPATH"] == "/kvpool/client"
