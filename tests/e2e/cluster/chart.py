@@ -67,8 +67,9 @@ class Chart(Kube):
         return {each["clientConfig"].get("caBundle", "") for each in self.registration()["webhooks"]}
 
     def clear(self) -> None:
-        """Nothing of kvpool is left in the cluster, the definition neither."""
-        self.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--ignore-not-found")
+        """Nothing of kvpool is left in the cluster, the definition neither. By force, since a node may be dead."""
+        self.helm("uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found")
+        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
         self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
         self.kubectl("delete", "crd", "kvcachepools.kvpool.io", "--ignore-not-found")
 

@@ -22,7 +22,7 @@ def kube(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    nodes = any("engines" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function))
+    nodes = any("chart" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function))
     with provider.provide("node" if nodes else "control") as provided:
         if provided.folder and nodes:
             for archive in images.archives(tmp_path_factory.mktemp("images")):

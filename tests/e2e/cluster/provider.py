@@ -1,9 +1,9 @@
 """Where the cluster comes from: one that the caller names, else the testbed, else none.
 
-`KVPOOL_E2E_KUBECONFIG` names a cluster by its kubeconfig, never the ambient default one. Its node must be
-this machine (engines mount their environment from it, and a test kills a process on it) and must hold both
-images already. The testbed is a folder with `cluster.py`, named by `KVPOOL_TESTBED` or found beside the
-repository.
+`KVPOOL_E2E_KUBECONFIG` names a cluster by its kubeconfig, never the ambient default one. Its nodes must be this machine
+(engines mount their environment from it, and a test kills a process on it) and must hold the images already, under the
+names of `images.py`; kvpool must not be in it. The testbed is a folder with `cluster.py`, named by `KVPOOL_TESTBED` or
+found beside the repository.
 """
 
 import contextlib

@@ -105,9 +105,9 @@ class StandIns(Kube):
         self.kubectl("create", "namespace", namespace)
 
     def remove(self) -> None:
-        """Returns when its pods are gone; the rest of the namespace follows."""
-        self.kubectl("delete", "deployment,kvp,service", "--all")
-        wait_for("no pod is left", lambda: not self.core.list_namespaced_pod(self.namespace).items, 60)
+        """By force, since a node may be dead."""
+        self.kubectl("delete", "deployment,kvp,service", "--all", "--wait=false")
+        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
         self.kubectl("delete", "namespace", self.namespace, "--wait=false")
 
     def create(self, replicas: int = 2, pool_spec: dict[str, Any] | None = None, **changes: Any) -> list[Member]:

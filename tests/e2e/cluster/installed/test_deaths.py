@@ -14,10 +14,14 @@ LEAVES_NODES_ALONE = "the nodes of a named cluster are its owner's"
 
 @pytest.fixture
 def lost_node(chart: Chart) -> str:
-    """Name of the node that the test is about to lose. Tests with this fixture come last."""
+    """Name of the node that the test is about to lose: the one without the controller, which Kubernetes would start
+    elsewhere after five minutes. Tests with this fixture come last."""
     if not chart.provided.folder:
         pytest.skip(LEAVES_NODES_ALONE)
-    return "node-1"
+    (pod,) = chart.core.list_namespaced_pod(
+        chart.namespace, label_selector="app.kubernetes.io/component=controller"
+    ).items
+    return "node-0" if pod.spec.node_name == "node-1" else "node-1"
 
 
 def terminating(home: StandIns) -> list[str]:
@@ -106,7 +110,7 @@ def test_a_node_that_dies_takes_its_pods_along_and_the_pool_heals(
     told = next(c for c in status["conditions"] if c["type"] == "AgentsReady")
     assert told["reason"] in ("AgentsUnreachable", "MembersStarting")
     members = standins.wait_ready(3, without=lost)
-    assert {node for pod, node in nodes(standins) if pod.name in {m.pod.name for m in members}} == {"node-0"}
+    assert lost_node not in {node for pod, node in nodes(standins) if pod.name in {m.pod.name for m in members}}
     new = [m for m in members if m.pod.name not in left]
     assert [(m.status().state, m.status().warm.loaded_blocks) for m in new] == [("Ready(warm)", BLOCKS)] * len(lost)
     assert [ask(m.pod.address, tokens).computed for m in members] == [0, 0, 0]
