@@ -12,6 +12,7 @@ there:
     {"environment": {…}, "script": […]}     a script with its arguments; the answer comes when it has ended
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -34,6 +35,7 @@ shm_broadcast.SpinCondition.__init__.__defaults__ = (0.02,)
 import offline_engine  # noqa: E402
 import vllm.entrypoints.launchers.api_server.entry  # noqa: E402
 import vllm.entrypoints.openai.api_server  # noqa: E402
+import vllm.model_executor.layers.quantization.online.base  # noqa: E402
 import vllm.model_executor.models.gemma3  # noqa: E402
 import vllm.model_executor.models.llama  # noqa: E402
 import vllm.v1.engine.core  # noqa: E402
@@ -86,6 +88,7 @@ def server(made: dict[str, Any]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()  # an engine collects several times while it starts, and none of what is imported
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(sys.argv[1])
         listening.listen(16)
