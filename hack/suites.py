@@ -55,7 +55,15 @@ def lint() -> Suite:
 
 def suites(action: str) -> list[Suite]:
     unit = Suite("unit", 1, [pytest("tests/unit")])
-    engine = Suite("engine", 9, [pytest("tests/e2e/agent", "tests/e2e/engine")])
+    # agents wait more than they compute; engines compute, so no two files of theirs run at a time
+    engine = Suite(
+        "engine",
+        9,
+        [
+            pytest("tests/e2e/agent", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+            pytest("tests/e2e/engine"),
+        ],
+    )
     cluster = Suite("cluster", 12, [pytest("tests/e2e/cluster")])
     return {
         "check": [lint(), unit],

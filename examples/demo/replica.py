@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ MIB = 2**20
 ENGINE_SECONDS = 240.0
 LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
+_claims: deque[socket.socket] = deque(maxlen=100)  # those of longer ago are in use
 
 
 class WaitError(RuntimeError):
@@ -49,11 +51,21 @@ def wait_for(what: str, look: Callable[[], T], seconds: float, every: float = 0.
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system hands out to outgoing connections."""
+    """A port that nobody listens on, below those that the system hands out to outgoing connections.
+
+    Until its user listens there, a socket of ours for datagrams keeps it from other processes that ask here.
+    """
     for port in random.sample(range(20_000, 32_000), 1000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind((LOOPBACK, port))
+            with socket.socket() as probe:
+                probe.bind((LOOPBACK, port))
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
     raise WaitError("no free port between 20000 and 32000")
 
 
@@ -92,8 +104,8 @@ class Tools:
 class Pool:
     """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
 
-    executor: vLLM's, `mp` (a worker process of its own, its default on a CPU) or `uni` (in the core process, its
-    default on one GPU). engine_arguments: added to the server's own.
+    executor: vLLM's, `mp` (a worker process of its own) or `uni` (in the core process, its default on one GPU; on a CPU
+    a server makes `mp` of it). engine_arguments: added to the server's own.
     """
 
     tools: Tools

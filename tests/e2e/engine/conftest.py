@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine.forged import Forge, forged_pool
+from engine.two_replicas import two_replicas
 from replica import Pool, Tools
 
 MIB = 2**20
@@ -14,18 +16,39 @@ def tools() -> Tools:
     return Tools.prepared()
 
 
+@pytest.fixture(scope="session")
+def forge(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    """What forks engines where their start is not what is tested."""
+    made = Forge(tools, tmp_path_factory.mktemp("forge"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def small_models(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of one shape with different weights."""
+    folders = [tmp_path_factory.mktemp("models") / f"m{seed}" for seed in range(2)]
+    for seed, folder in enumerate(folders):
+        forge.run(Path(__file__).parent / "make_small_model.py", folder, seed)
+    return folders
+
+
 @pytest.fixture(scope="module")
-def pool(request: pytest.FixtureRequest, tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Two replicas, A and B, in the data type that the test's parameter names; each type with another executor."""
-    folder: Path = tmp_path_factory.mktemp(f"pool-{request.param}")
-    made = Pool(tools, folder, dtype=request.param, executor="mp" if request.param == "float32" else "uni")
-    try:
-        for name in "AB":
-            replica = made.replica(name)
-            replica.start_agent()
-            replica.start_engine()
-            replica.wait_engine()
-            replica.wait_ready()
+def float32(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Engines that start as a pod's do, by their command."""
+    with two_replicas(Pool(tools, tmp_path_factory.mktemp("float32"))) as made:
         yield made
-    finally:
-        made.stop()
+
+
+@pytest.fixture(scope="module")
+def bfloat16(forge: Forge, tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Forked engines: only what they compute is another thing than above."""
+    with two_replicas(forged_pool(forge, tools, tmp_path_factory.mktemp("bfloat16"), dtype="bfloat16")) as made:
+        yield made
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Pool:
+    """Replicas A and B in the data type that the test's parameter names, else float32."""
+    made: Pool = request.getfixturevalue(getattr(request, "param", "float32"))
+    return made

@@ -2,39 +2,93 @@
 
     forge.py SOCKET, run by the engine's interpreter
 
-The first line of a connection is {"environment": {…}, "options": {…}}; from then on it is answered as
-offline_engine.py answers, with the engine's process id first. An engine ends with its connection, or by a signal.
+The first line of a connection says what is made, with its whole environment; the answer is its process id, once it is
+there:
+    {"environment": {…}, "options": {…}}    an engine in one process without a server, which answers each line as
+                                            offline_engine.py does and ends with its connection, or by a signal
+    {"environment": {…}, "server": […], "folder": …, "log": …}
+                                            vLLM's own API server with these arguments, in a session of its own; its
+                                            engine core and its worker are processes of their own as ever, but forked
+    {"environment": {…}, "script": […]}     a script with its arguments; the answer comes when it has ended
 """
 
+import gc
+import importlib
 import json
+import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import sys
+from pathlib import Path
+from typing import Any, TextIO
 
-import offline_engine
-import vllm.model_executor.models.llama
-import vllm.v1.engine.llm_engine
-import vllm.v1.worker.cpu_worker  # noqa: F401 - what every start would import anew
+import vllm.distributed.device_communicators.shm_broadcast as shm_broadcast
+import vllm.utils.system_utils
+
+# vLLM's own choice on a CPU is to spawn, which imports everything anew. Before others take it from there.
+vllm.utils.system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+# Its core and its worker wait for each other in a busy loop for a second after each word, which costs two cores.
+shm_broadcast.SpinCondition.__init__.__defaults__ = (0.02,)
+
+import offline_engine  # noqa: E402
+import vllm.entrypoints.launchers.api_server.entry  # noqa: E402
+import vllm.entrypoints.openai.api_server  # noqa: E402
+import vllm.model_executor.layers.quantization.online.base  # noqa: E402
+import vllm.model_executor.models.gemma3  # noqa: E402
+import vllm.model_executor.models.llama  # noqa: E402
+import vllm.v1.engine.core  # noqa: E402
+import vllm.v1.engine.llm_engine  # noqa: E402
+import vllm.v1.executor.multiproc_executor  # noqa: E402
+import vllm.v1.worker.cpu_worker  # noqa: E402 - what every start would import anew
+
+
+def tell(stream: TextIO, answer: object) -> None:
+    stream.write(json.dumps(answer) + "\n")
+    stream.flush()
 
 
 def serve(connection: socket.socket) -> None:
     with connection, connection.makefile("rw") as stream:
         made = json.loads(stream.readline())
+        os.environ.clear()
         os.environ.update(made["environment"])
-        engine = offline_engine.LLM(**made["options"])
+        sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        importlib.invalidate_caches()
+        if "options" in made:
+            without_server(made["options"], stream)
+            return
+        if "script" in made:
+            sys.argv = made["script"]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            tell(stream, os.getpid())
+            return
+        os.setsid()
+        tell(stream, os.getpid())
+    server(made)
 
-        def tell(answer: object) -> None:
-            stream.write(json.dumps(answer) + "\n")
-            stream.flush()
 
-        tell(os.getpid())
-        for line in stream:
-            tell(offline_engine.do(engine, **json.loads(line)))
+def without_server(options: dict[str, Any], stream: TextIO) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    engine = offline_engine.LLM(**options)
+    tell(stream, os.getpid())
+    for line in stream:
+        tell(stream, offline_engine.do(engine, **json.loads(line)))
+
+
+def server(made: dict[str, Any]) -> None:
+    os.chdir(made["folder"])
+    with Path(made["log"]).open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv[1:] = made["server"]
+    vllm.entrypoints.launchers.api_server.entry.main()
 
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()  # an engine collects several times while it starts, and none of what is imported
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(sys.argv[1])
         listening.listen(16)
@@ -43,7 +97,6 @@ def main() -> None:
             if os.fork() == 0:
                 listening.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
                 serve(connection)
                 return
             connection.close()

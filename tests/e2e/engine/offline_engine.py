@@ -1,19 +1,9 @@
-"""A real engine in one process, without HTTP, that does what it is told line by line on its standard input.
+"""What a real engine in one process, without HTTP, is asked for. Run by the engine's interpreter, see forge.py."""
 
-offline_engine.py OPTIONS (JSON for vllm.LLM). Run by the engine's interpreter. Each answer is one line with JSON on the
-descriptor that was standard output at the start; what the engine prints goes to standard error.
-"""
-
-import json
-import os
-import sys
 from typing import Any
 
-ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 
 SOURCES = {"device": "device", "host": "host", "p2p": "pool"}
 
@@ -58,15 +48,3 @@ def do(engine: LLM, what: str, **arguments: Any) -> Any:
         case "version":
             return engine.llm_engine.set_weight_version(arguments["version"])
     raise ValueError(what)
-
-
-def main() -> None:
-    options = json.loads(sys.argv[1])
-    engine = LLM(**options)
-    print(json.dumps("ready"), file=ANSWERS, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(do(engine, **json.loads(line))), file=ANSWERS, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from engine.forged import Forge, forged_pool
 from engine.measured import BLOCK, ask, by_source, prompt, settle
 from replica import Pool, Replica, Tools, wait_for
 
@@ -15,8 +16,8 @@ SERVED = by_source(computed=2 * BLOCK + 5)
 
 
 @pytest.fixture
-def pool(tools: Tools, tmp_path: Path) -> Pool:
-    return Pool(tools, tmp_path / "pool", executor="uni")
+def pool(forge: Forge, tools: Tools, tmp_path: Path) -> Pool:
+    return forged_pool(forge, tools, tmp_path / "pool")
 
 
 def told(replica: Replica) -> str:

@@ -3,9 +3,7 @@
 The engines are real, one process each, without an HTTP server, so they can't be probed and share by their fields.
 """
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine.forged import Forge, ForgedEngine
 from engine.measured import BLOCK, by_source, settle
 from engine.measured import prompt as long_prompt
-from engine.offline import OfflineEngine
 from replica import MIB, Pool, Replica, Tools, wait_for
 
-MAKE = Path(__file__).parent / "make_small_model.py"
 LENGTH = 2 * BLOCK + 5
 COMPUTED = by_source(computed=LENGTH)
 LOADED = by_source(pool=2 * BLOCK, computed=5)
@@ -33,14 +30,13 @@ class Place:
     """A replica's agent and its engine."""
 
     replica: Replica
-    engine: OfflineEngine
+    engine: ForgedEngine
 
     def field(self, name: str) -> Any:
         return self.replica.status()["format_fields"].get(name)
 
     def forget(self) -> None:
-        """Empties what the engine itself holds."""
-        assert self.engine.do("reset", external=True)
+        self.engine.forget()
 
     def until_sees(self, other: "Place") -> None:
         def sees() -> bool:
@@ -54,17 +50,6 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def models(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models of one shape with different weights."""
-    folders = [tmp_path_factory.mktemp("models") / f"m{seed}" for seed in range(2)]
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1")
-    for seed, folder in enumerate(folders):
-        command = [str(tools.engine_python), str(MAKE), str(folder), str(seed)]
-        subprocess.run(command, check=True, capture_output=True, env=environment)
-    return folders
-
-
-@pytest.fixture(scope="module")
 def pool(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     made = Pool(tools, tmp_path_factory.mktemp("pool"), host_pool_bytes=32 * MIB, agent={"arenaBytes": 64 * MIB})
     yield made
@@ -72,7 +57,7 @@ def pool(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poo
 
 
 @pytest.fixture(scope="module")
-def places(pool: Pool, models: list[Path]) -> Iterator[list[Place]]:
+def places(pool: Pool, forge: Forge, small_models: list[Path]) -> Iterator[list[Place]]:
     """A and B with adapters, and C, which looks drafts up in the prompt."""
     lookup = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
     options: dict[str, dict[str, Any]] = {
@@ -84,7 +69,7 @@ def places(pool: Pool, models: list[Path]) -> Iterator[list[Place]]:
     replicas = [pool.replica(name) for name in options]
     with ThreadPoolExecutor() as threads:
         list(threads.map(Replica.start_agent, replicas))
-    made = [Place(r, OfflineEngine(r, models[0], **options[r.name])) for r in replicas]
+    made = [Place(r, ForgedEngine(forge, r, small_models[0], **options[r.name])) for r in replicas]
     try:
         for place in made:
             place.engine.until_ready()
@@ -108,14 +93,14 @@ def test_requests_of_different_salts_share_nothing_and_of_one_salt_everything(pl
 
 
 def test_adapters_are_known_by_their_content_and_not_by_name_and_path(
-    places: list[Place], models: list[Path], tmp_path: Path
+    places: list[Place], small_models: list[Path], tmp_path: Path
 ) -> None:
     a, b = places[:2]
     tokens, adapter = prompt(2), tmp_path / "adapter"
 
     def put(number: int) -> None:
         shutil.rmtree(adapter, ignore_errors=True)
-        shutil.copytree(models[0] / f"adapter-{number}", adapter)
+        shutil.copytree(small_models[0] / f"adapter-{number}", adapter)
 
     plain = a.engine.ask(tokens)
     put(0)
@@ -183,7 +168,7 @@ def test_a_sleep_that_keeps_the_weights_changes_nothing_and_one_that_drops_them_
 
 
 def test_new_weights_in_place_load_and_publish_nothing_of_the_old_ones_and_share_under_their_version(
-    places: list[Place], models: list[Path]
+    places: list[Place], small_models: list[Path]
 ) -> None:
     a, b = places[:2]
     tokens = prompt(7)
@@ -192,7 +177,7 @@ def test_new_weights_in_place_load_and_publish_nothing_of_the_old_ones_and_share
     assert before["arena"]["blocks"] > 2
 
     def update(place: Place) -> None:
-        place.engine.do("call", method="reload_weights", arguments={"weights_path": str(models[1])})
+        place.engine.do("call", method="reload_weights", arguments={"weights_path": str(small_models[1])})
 
     update(a)
     new = a.engine.ask(tokens)

@@ -3,7 +3,6 @@ one of an engine that has computed all of it."""
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from engine.measured import BLOCK, Outcome, by_source, settle
 from engine.measured import prompt as long_prompt
 from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
 
-MAKE = Path(__file__).parent / "make_small_model.py"
 BLOCKS, TAIL = 6, 5
 LENGTH = BLOCKS * BLOCK + TAIL
 COMPUTED = by_source(computed=LENGTH)
@@ -37,13 +35,12 @@ def loaded(blocks: int) -> dict[str, int]:
 class Pair:
     """Replica A, to which things happen, and B, whose engine computes what is right."""
 
-    def __init__(self, pool: Pool, tools: Tools, model: Path) -> None:
-        self.pool, self.model = pool, model
+    def __init__(self, pool: Pool, forge: Forge, model: Path) -> None:
+        self.pool, self.forge, self.model = pool, forge, model
         self.a, self.b = (pool.replica(name) for name in "AB")
         with ThreadPoolExecutor() as threads:
             list(threads.map(Replica.start_agent, (self.a, self.b)))
-        self.forge = Forge(tools, pool.client, pool.folder)
-        engines = [ForgedEngine(self.forge, replica, model) for replica in (self.a, self.b)]
+        engines = [ForgedEngine(forge, replica, model) for replica in (self.a, self.b)]
         self.engine, self.other = (engine.until_ready() for engine in engines)
         for replica in (self.a, self.b):
             wait_for("attached", lambda r=replica: r.status()["attached"], 30)
@@ -51,7 +48,6 @@ class Pair:
     def close(self) -> None:
         self.engine.close()
         self.other.close()
-        self.forge.close()
 
     def restart_engine(self) -> None:
         self.engine = ForgedEngine(self.forge, self.a, self.model).until_ready()
@@ -94,16 +90,14 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("faults")
-    command = [str(tools.engine_python), str(MAKE), str(folder / "model"), "0"]
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1")
-    subprocess.run(command, check=True, capture_output=True, env=environment)
+def pair(
+    forge: Forge, small_models: list[Path], tools: Tools, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
     agent = {"arenaBytes": 64 * MIB, "loading": {"deadlineSeconds": 1.0}}
-    pool = Pool(tools, folder / "pool", host_pool_bytes=HOST_POOL, agent=agent)
+    pool = Pool(tools, tmp_path_factory.mktemp("faults"), host_pool_bytes=HOST_POOL, agent=agent)
     made = None
     try:
-        made = Pair(pool, tools, folder / "model")
+        made = Pair(pool, forge, small_models[0])
         yield made
     finally:
         if made is not None:

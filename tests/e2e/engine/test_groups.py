@@ -1,15 +1,15 @@
 """A model with three KV-cache groups, two of them windows: a boundary is legal in all groups, or nothing is loaded."""
 
 import dataclasses
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engine.altering_member import AlteringMember, hot_list
+from engine.forged import Forge, forged_pool
 from engine.measured import BLOCK, Outcome, ask, by_source, moved, prompt, sees_only, settle
-from replica import Pool, Tools, wait_for
+from engine.two_replicas import two_replicas
+from replica import Pool, Tools
 
 from kvpool_agent.policy.heat import HotBlock
 
@@ -20,29 +20,13 @@ BLOCKS, TAIL = 4, 9
 
 
 @pytest.fixture(scope="module")
-def hybrid(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def hybrid(forge: Forge, tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """Replicas A and B of the model with several groups."""
     folder = tmp_path_factory.mktemp("hybrid")
-    subprocess.run(
-        [str(tools.engine_python), str(MAKE), str(tools.model), str(folder / "model")],
-        check=True,
-        capture_output=True,
-        env=dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1"),
-    )
-    made = Pool(dataclasses.replace(tools, model=folder / "model"), folder / "pool", executor="uni")
-    try:
-        replicas = [made.replica(name) for name in "AB"]
-        for replica in replicas:
-            replica.start_agent()
-            replica.start_engine()
-        for replica in replicas:
-            replica.wait_engine()
-            replica.wait_ready()
-            # the agent's own request is over, and in nobody's counts
-            wait_for("the probe", lambda one=replica: one.status()["probe"]["state"] not in ("", "pending"), 60)
+    forge.run(MAKE, tools.model, folder / "model")
+    made = forged_pool(forge, dataclasses.replace(tools, model=folder / "model"), folder / "pool")
+    with two_replicas(made):
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.mark.parametrize(("blocks", "tail"), [(1, 1), (BLOCKS, TAIL)])

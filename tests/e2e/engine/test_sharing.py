@@ -9,12 +9,12 @@ from engine.measured import BLOCK, ask, by_source, moved, prompt, sees_only, set
 from readiness_watch import watching
 from replica import Pool, Replica, wait_for
 
-BOTH_TYPES = pytest.mark.parametrize("pool", ["float32", "bfloat16"], indirect=True, scope="module")
-ONE_TYPE = pytest.mark.parametrize("pool", ["float32"], indirect=True, scope="module")
 
-
-@BOTH_TYPES
-@pytest.mark.parametrize(("blocks", "tail"), [(1, 1), (3, 17), (8, 31)])
+@pytest.mark.parametrize(
+    ("pool", "blocks", "tail"),
+    [("float32", 1, 1), ("float32", 3, 17), ("float32", 8, 31), ("bfloat16", 1, 1), ("bfloat16", 8, 31)],
+    indirect=["pool"],
+)
 def test_a_continuation_from_another_replicas_blocks_equals_one_from_a_local_prefix_hit(
     pool: Pool, blocks: int, tail: int
 ) -> None:
@@ -28,8 +28,11 @@ def test_a_continuation_from_another_replicas_blocks_equals_one_from_a_local_pre
     assert shared.answer == local.answer
 
 
-@BOTH_TYPES
-@pytest.mark.parametrize("altered", [False, True])
+@pytest.mark.parametrize(
+    ("pool", "altered"),
+    [("float32", False), ("float32", True), ("bfloat16", True)],
+    indirect=["pool"],
+)
 def test_one_altered_block_under_a_valid_tag_changes_the_answer_and_an_unaltered_one_does_not(
     pool: Pool, altered: bool
 ) -> None:
@@ -61,7 +64,6 @@ def test_one_altered_block_under_a_valid_tag_changes_the_answer_and_an_unaltered
         sees_only(a, f"127.0.0.1:{b.peer_port}")
 
 
-@ONE_TYPE
 def test_known_blocks_are_loaded_and_beyond_the_common_prefix_alone_is_stored_and_moved(pool: Pool) -> None:
     a, b = pool.replicas[:2]
     block_bytes = a.status()["format_fields"]["row_bytes"]
@@ -97,7 +99,6 @@ def hits_added(before: dict[str, dict[str, int]], after: dict[str, dict[str, int
     return computed, local, shared
 
 
-@ONE_TYPE
 def test_a_third_replica_is_ready_only_when_its_hot_set_is_in_and_then_loads_from_its_own_arena(pool: Pool) -> None:
     a, b = pool.replicas[:2]
     bound = 40 << 20
@@ -141,7 +142,6 @@ def test_a_third_replica_is_ready_only_when_its_hot_set_is_in_and_then_loads_fro
         pool.members.write_text(f"127.0.0.1:{a.peer_port}\n127.0.0.1:{b.peer_port}\n")
 
 
-@ONE_TYPE
 def test_a_worker_killed_three_times_never_makes_its_pod_unready_and_shares_again(pool: Pool) -> None:
     a, b = pool.replicas[:2]
     prefixes = [prompt(5000 + i, 5 * BLOCK + 3) for i in range(3)]
