@@ -114,6 +114,7 @@ def written(home: Kube, document: dict[str, Any]) -> str:
     """Empty where the API server takes it from the controller's account, else what it says. Nothing is changed."""
     account = f"--as=system:serviceaccount:{HOME}:{CONTROLLER}"
     done = home.kubectl(
+        "-n", document["metadata"]["namespace"],
         "apply", "--server-side", "--force-conflicts", "--dry-run=server", account, "-f", "-",
         stdin=json.dumps({"apiVersion": "v1", **document}), check=False,
     )  # fmt: skip
