@@ -116,7 +116,6 @@ def written(home: Kube, document: dict[str, Any]) -> str:
     done = home.kubectl(
         "-n", document["metadata"]["namespace"],
         "apply", "--server-side", "--force-conflicts", "--dry-run=server", account, "-f", "-",
-        "-n", document["metadata"]["namespace"],
         stdin=json.dumps({"apiVersion": "v1", **document}), check=False,
     )  # fmt: skip
     return done.stderr if done.returncode else ""
