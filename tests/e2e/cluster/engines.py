@@ -226,8 +226,9 @@ class Engines:
         self.kube.kubectl("apply", "-f", "-", stdin=manifest())
 
     def remove(self) -> None:
-        """Returns when no engine runs any more."""
+        """Returns when no engine is known any more. By force, since a node may be dead."""
         self.kube.kubectl("delete", f"deployment/{NAME}", f"service/{NAME}", f"kvp/{NAME}")
+        self.kube.kubectl("delete", "pods", "-l", SELECTOR, "--ignore-not-found", "--grace-period=0", "--force")
         wait_for("no engine is left", lambda: not self.kube.core.list_namespaced_pod("default").items, 60)
 
     def members(self) -> list[Member]:
