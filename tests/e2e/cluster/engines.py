@@ -228,8 +228,12 @@ class Engines:
     def remove(self) -> None:
         """Returns when no engine is known any more. By force, since a node may be dead."""
         self.kube.kubectl("delete", f"deployment/{NAME}", f"service/{NAME}", f"kvp/{NAME}")
-        self.kube.kubectl("delete", "pods", "-l", SELECTOR, "--ignore-not-found", "--grace-period=0", "--force")
-        wait_for("no engine is left", lambda: not self.kube.core.list_namespaced_pod("default").items, 60)
+
+        def none_left() -> bool:
+            self.kube.kubectl("delete", "pods", "-l", SELECTOR, "--ignore-not-found", "--grace-period=0", "--force")
+            return not self.kube.core.list_namespaced_pod("default").items
+
+        wait_for("no engine is left", none_left, 60)
 
     def members(self) -> list[Member]:
         return [Member(pod) for pod in self.kube.pods(SELECTOR)]
