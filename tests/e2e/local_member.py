@@ -28,6 +28,7 @@ from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
 from kvpool_agent.policy.groups import groups_of
 from kvpool_agent.policy.homes import SETTLE_SECONDS
+from kvpool_agent.policy.sources import share
 from kvpool_agent.store.headers import ARENA_HEADER_BYTES, SLOT_HEADER_BYTES, encode_fields
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
@@ -150,6 +151,13 @@ class LocalMember:
         found = self.locator.holders(FORMAT, [keys], time.monotonic() + WAIT)
         own = self.slab.arena.held(keys)
         return [here or any(row[i] for row in found.held[0].values()) for i, here in enumerate(own)]
+
+    def locate(self, keys: Sequence[bytes]) -> tuple[int, str]:
+        """How long the run of blocks is that other members hold, and why it ends there; empty where it is whole."""
+        found = self.locator.holders(FORMAT, [keys], float("inf"))
+        run = [i for _, part in share(found.held[0], range(len(keys))) for i in part]
+        assert run == list(range(len(run)))
+        return len(run), "" if run and len(run) == len(keys) else found.reason_at(0, len(run))
 
     def missing_groups(self, keys: Sequence[bytes]) -> int:
         """How many groups of a chain are not found whole."""

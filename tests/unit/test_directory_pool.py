@@ -183,9 +183,8 @@ def test_with_both_homes_silent_the_group_is_missed_and_that_is_the_reason(
     for member in eight:
         if member.uid in view_now.homes(keys[16]):
             member.kill()
-    found = asker.locator.locate(FORMAT, keys, float("inf"))
-    assert (found.end, found.reason) == (16, "directory_unreachable")
-    assert asker.locator.locate(FORMAT, [*keys[:16]], float("inf")).reason == ""
+    assert asker.locate(keys) == (16, "directory_unreachable")
+    assert asker.locate(keys[:16]) == (16, "")
 
 
 # -- members told by members -----------------------------------------------------------------------------

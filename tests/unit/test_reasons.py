@@ -19,7 +19,6 @@ CALLS = {
     "bare": 0,
     "report_bare": 1,
     "miss": 0,
-    "Located": 1,
     "Holders": 1,
     "ended": 0,
     "warmed": 0,
@@ -28,7 +27,7 @@ CALLS = {
 RETURNS = {
     "flows/warmup.py": {"_warm", "run"},
     "flows/fetch.py": {"fetch", "_fetch", "_fault"},
-    "flows/lookup.py": {"plan", "_bring"},
+    "flows/lookup.py": {"submit", "plan", "_bring"},
     "directory/locate.py": {"holders", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},

@@ -36,28 +36,6 @@ HANDFUL = 4  # other members that are asked themselves, however short the chain 
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Blocks [start, end) of the chain that was asked for lie at `address`."""
-
-    address: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Located:
-    """Segments that together are the longest run from the chain's beginning; `reason` says why it ends there (empty
-    where it doesn't)."""
-
-    segments: tuple[Segment, ...]
-    reason: str
-
-    @property
-    def end(self) -> int:
-        return self.segments[-1].end if self.segments else 0
-
-
-@dataclass(frozen=True)
 class Holders:
     """For each chain that was asked for, by address, which of its blocks a member holds. `reason` says why nobody may
     hold the others; `asked`: for each chain, how many of its blocks from the first on somebody was asked about who
@@ -71,25 +49,6 @@ class Holders:
         """Why the run of a chain ends here, for all that was answered."""
         unanswered = self.reason == "directory_unreachable"
         return "never_published" if unanswered and self.asked and end < self.asked[chain] else self.reason
-
-
-def join_segments(held: Mapping[str, Sequence[bool]], length: int) -> tuple[Segment, ...]:
-    """The longest run from 0, in the fewest pieces: at each gap the member whose run from there is the longest."""
-    segments: list[Segment] = []
-    start = 0
-    while start < length:
-        best, end = "", start
-        for address in sorted(held):
-            stop = start
-            while stop < length and held[address][stop]:
-                stop += 1
-            if stop > end:
-                best, end = address, stop
-        if end == start:
-            break
-        segments.append(Segment(best, start, end))
-        start = end
-    return tuple(segments)
 
 
 @dataclass(frozen=True)
@@ -106,7 +65,7 @@ _Answer = Mapping[str, Sequence[bool]]
 
 
 class Locator:
-    """`locate(chain)` and `holders(chains)` over the live members. Counts `lookups`, `lookup_calls` and
+    """`holders(chains)` over the live members. Counts `lookups`, `lookup_calls` and
     `lookup_bytes`, of calls and their answers."""
 
     def __init__(
@@ -127,13 +86,6 @@ class Locator:
         self._entries = entries
         self._pool = ThreadPoolExecutor(MAX_ASKED, "kvpool-locate")
 
-    def locate(self, fingerprint: bytes, chain: Sequence[bytes], deadline: float) -> Located:
-        """deadline: on the monotonic clock; an answer is waited for a second at most."""
-        found = self.holders(fingerprint, [chain], deadline)
-        segments = join_segments(found.held[0], len(chain))
-        end = segments[-1].end if segments else 0
-        return Located(segments, "" if end and end == len(chain) else found.reason_at(0, end))
-
     def holders(
         self,
         fingerprint: bytes,
@@ -143,10 +95,12 @@ class Locator:
         *,
         in_groups: bool = True,
     ) -> Holders:
-        """Who holds what of each chain, which must be told from its beginning: its groups depend on that. deadline: as
-        of `locate`. starts: for each chain, where the blocks begin that are asked for; 0 where it is empty. in_groups:
-        whether holders know which group of its chain a block belongs to, and so at which homes it was announced; of
-        windows, which are kept without the blocks before them, they don't, and the holders themselves are asked."""
+        """Who holds what of each chain, which must be told from its beginning: its groups depend on that.
+
+        deadline: on the monotonic clock; an answer is waited for a second at most. starts: for each chain, where the
+        blocks begin that are asked for; 0 where it is empty. in_groups: whether holders know which group of its chain a
+        block belongs to, and so at which homes it was announced; of windows, which are kept without the blocks before
+        them, they don't, and the holders themselves are asked."""
         self._account.count("lookups")
         live = self._members.live(fingerprint)
         usable = [member for member in live if self._breakers.usable(member.address)]

@@ -101,12 +101,9 @@ class LookupFlow:
 
     def submit(self, slab: Slab, request: Request, answer: Answer) -> None:
         """Plans the request and answers."""
-        if self.paused:
-            self._account.miss("paused", request.beyond(0))
-            answer([()] * len(request.blocks), NO_LEASE)
-            return
-        if not self._places.acquire(blocking=False):
-            self._account.miss("busy", request.beyond(0))
+        reason = "paused" if self.paused else "" if self._places.acquire(blocking=False) else "busy"
+        if reason:
+            self._account.miss(reason, request.beyond(0))
             answer([()] * len(request.blocks), NO_LEASE)
             return
         deadline = time.monotonic() + self.load_seconds
