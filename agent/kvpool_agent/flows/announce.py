@@ -10,7 +10,6 @@ They go once a minute, too: a holder whose view differed for a moment has told t
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from kvpool_agent.account import Account
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.homes import Homes
 from kvpool_agent.directory.members import Member, MemberView
+from kvpool_agent.flows.watch import SlabWatch
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.peer.frames import DIRECTORY_VERSION
@@ -49,7 +49,7 @@ class _Home:
     retry_at: float = 0.0
 
 
-class Announcer:
+class Announcer(SlabWatch):
     """One thread, which a home that is silent holds up for a second at most. Counts `announce_calls`,
     `announced_blocks`, `withdrawn_blocks`, `announce_failed`, `announced_again` (all told to a home once more)."""
 
@@ -65,7 +65,8 @@ class Announcer:
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
         """own: this member's UID. withdrawn: whether nothing that is here is to be told; then all is taken back."""
-        self._slabs, self._own = slabs, own
+        super().__init__(slabs, "announcer", LOOK_SECONDS)
+        self._own = own
         self._withdrawn, self._gone = withdrawn, False
         self._members, self._homes, self._entries = members, homes, entries
         self._dialer, self._account = dialer, account
@@ -74,23 +75,6 @@ class Announcer:
         self._keep_at = 0.0
         self._told: dict[tuple[str, str], _Home] = {}
         self._round_at = time.monotonic() + ROUND_SECONDS
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvpool-announcer", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._ended.set()
-
-    def _run(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
-            slab = self._slabs.current
-            try:
-                if slab is not None:
-                    self.look(slab)
-            except Exception:
-                log.exception("announcing failed")
 
     def look(self, slab: Slab) -> None:
         """Takes up what has changed, here and among the members, and sends what is to be told."""

@@ -6,10 +6,10 @@ be late, and a block that is taken for an orphan goes first. Without orphans nob
 
 import logging
 import random
-import threading
 
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.members import MemberView
+from kvpool_agent.flows.watch import SlabWatch
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.store.slab import Slab, Slabs
@@ -22,28 +22,12 @@ MAX_BLOCKS = 1024
 MAX_ASKED = 64
 
 
-class OrphanCheck:
+class OrphanCheck(SlabWatch):
     """One thread."""
 
     def __init__(self, slabs: Slabs, members: MemberView, dialer: Dialer, breakers: Breakers) -> None:
-        self._slabs, self._members, self._dialer, self._breakers = slabs, members, dialer, breakers
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvpool-orphans", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._ended.set()
-
-    def _run(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
-            slab = self._slabs.current
-            try:
-                if slab is not None:
-                    self.look(slab)
-            except Exception:
-                log.exception("looking for orphans failed")
+        super().__init__(slabs, "orphans", LOOK_SECONDS)
+        self._members, self._dialer, self._breakers = members, dialer, breakers
 
     def look(self, slab: Slab) -> None:
         """Judges the blocks whose parent is not here. One that could not be asked about keeps the last judgement."""
