@@ -1,6 +1,10 @@
-"""Listening sockets: on one address, or on all of both families, since a pod may have IPv6 alone."""
+"""Listening sockets, on one address or on all of both families, since a pod may have IPv6 alone; and who comes."""
 
 import socket
+import time
+from collections.abc import Callable, Iterator
+
+ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -9,3 +13,15 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def accepted(listening: socket.socket, closing: Callable[[], bool]) -> Iterator[socket.socket]:
+    """The connections that come, until `closing`; an accept that fails is tried again."""
+    while not closing():
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            if not closing():
+                time.sleep(ACCEPT_PAUSE_SECONDS)
+            continue
+        yield connection

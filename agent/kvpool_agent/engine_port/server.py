@@ -10,11 +10,11 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from kvpool_agent.listen import accepted
 from kvpool_client import wire
 
 log = logging.getLogger("kvpool.engine-port")
@@ -22,7 +22,6 @@ log = logging.getLogger("kvpool.engine-port")
 MAX_SESSIONS = 64
 FIRST_FRAME_SECONDS = 5.0
 SEND_SECONDS = 5
-ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 SOCKET_MODE = 0o666  # the engine may run as any user; the folder is mounted into these two containers alone
 
 
@@ -105,13 +104,7 @@ class EnginePort:
             self._path.unlink()
 
     def _accept(self) -> None:
-        while not self._closing:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:
-                if not self._closing:
-                    time.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
+        for sock in accepted(self._socket, lambda: self._closing):
             if not self._places.acquire(blocking=False):
                 sock.close()
                 continue

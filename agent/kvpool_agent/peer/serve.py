@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from kvpool_agent.listen import listen
+from kvpool_agent.listen import accepted, listen
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
@@ -33,7 +33,6 @@ PROGRESS_SECONDS = 10.0
 LEAST_READ_RATE = 64 * 1024.0  # bytes per second; a slower reader would keep blocks from eviction for ever
 MAX_FETCH_SECONDS = 600.0  # whatever the asker says
 BUSY_RETRY_SECONDS = 0.2
-ACCEPT_PAUSE_SECONDS = 0.1  # after a failed accept: without file descriptors every one fails at once
 MAX_HOT = 65_536
 
 
@@ -128,14 +127,7 @@ class PeerServer:
             connection.close()
 
     def _accept(self) -> None:
-        while not self._closing:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:
-                if self._closing:
-                    return
-                time.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
+        for sock in accepted(self._socket, lambda: self._closing):
             connection = Connection(sock)
             if not self._places.acquire(blocking=False):
                 self._count("bound_connections")
