@@ -1,9 +1,9 @@
 """Milliseconds that the connector takes of a scheduler's step, with many long prompts waiting; part of handoff.py.
 
-Runs in the engine's environment, without a model: vLLM's own OffloadingConnector, its scheduler's side and its tiering
-manager, under them kvpool's tier, and beside it a real agent that holds all blocks. What vLLM's scheduler calls in a
-step is called for every waiting request. Between rounds the host pool is emptied, so that each round finds everything
-in the agent again. Every second round times the calls into kvpool's tier as well; its totals are not used.
+Runs in the engine's environment, without a model: the connector that a joined engine has, vLLM's own scheduler's side
+and tiering manager, under them kvpool's tier, and beside it a real agent that holds all blocks. What vLLM's scheduler
+calls in a step is called for every waiting request. Between rounds the host pool is emptied, so that each round finds
+everything in the agent again. Every second round times the calls into kvpool's tier as well; its totals are not used.
 """
 
 import argparse
@@ -23,13 +23,14 @@ import torch
 from vllm import SamplingParams
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.request import Request, RequestStatus
+
+from kvpool_client.engine_vllm.connector import KvpoolConnector
 
 ENGINE_BLOCK, DEVICE_BLOCKS = 16, 1024
 PENDING_STEPS = 20
@@ -59,7 +60,7 @@ class Engine:
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         )
         with set_current_vllm_config(config):
-            self.connector = OffloadingConnector(config, KVConnectorRole.SCHEDULER, caches)
+            self.connector = KvpoolConnector(config, KVConnectorRole.SCHEDULER, caches)
         self.tier = self.connector.scheduler.manager.secondary_tiers[0]
         self.side = self.tier._side
         init_none_hash(sha256)
