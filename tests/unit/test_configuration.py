@@ -9,6 +9,8 @@ import pytest
 from kvpool_client.engine_vllm import configuration
 from kvpool_client.settings import Settings
 
+SOMETHING = types.SimpleNamespace()  # prints the same in every process
+
 
 def folder(path: Path, content: bytes = b"weights") -> str:
     path.mkdir(exist_ok=True)
@@ -66,8 +68,8 @@ def engine(**changes: Any) -> Any:
     ("change", "reason"),
     [
         ({}, None),
-        ({"lora_config": object()}, None),
-        ({"weight_transfer_config": object()}, None),
+        ({"lora_config": SOMETHING}, None),
+        ({"weight_transfer_config": SOMETHING}, None),
         ({"speculative_config": types.SimpleNamespace(method="ngram")}, None),
         ({"speculative_config": types.SimpleNamespace(method="suffix")}, None),
         ({"speculative_config": types.SimpleNamespace(method="eagle3")}, "draft_unsupported"),
