@@ -39,6 +39,8 @@ async def serve(options: argparse.Namespace) -> None:
     configuration = Configuration(options.config, options.config_fd)
     if configuration.unknown_fields:
         log.warning("configuration fields that this version does not know: %s", ", ".join(configuration.unknown_fields))
+    if configuration.config.tls.mode != "Disabled":
+        raise ConfigError("configuration field tls.mode: this agent moves bytes in clear alone; set Disabled")
     memory = ArenaMemory(options.arena_fd, configuration.config.arenaBytes)
     place = Place(
         options.bind,

@@ -9,9 +9,11 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+from kvpool_contract.identity import CertificateName, IdentityError
 
 VERSION = 1
 MIB = 2**20
@@ -73,6 +75,19 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tls:
+    """How members prove who they are. `Managed`: by a certificate that the signer at `signer` (host:port) issues for
+    the pod's token; `Files`: by one that lies in a folder, with its key and the authorities; `Disabled`: not at all,
+    and all bytes go in clear, which must be asked for. `cluster` and `k8sNamespace`: what a peer's certificate must
+    name beside the pool."""
+
+    mode: Literal["Managed", "Files", "Disabled"]
+    signer: str = ""
+    cluster: str = ""
+    k8sNamespace: str = ""  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Everything that an agent is told. `arenaBytes` is a hard limit. `paused`: nothing is loaded nor stored, and the
     agent is ready at once. `generation`: of the object that the document was made from, for whoever wrote it."""
@@ -81,6 +96,7 @@ class AgentConfig:
     pool: str
     arenaBytes: int  # noqa: N815
     members: Members
+    tls: Tls
     engine: Engine = field(default_factory=Engine)
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)
@@ -161,6 +177,7 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("configuration field members: set exactly one of members.dns and members.file")
     if config.members.dns and not config.members.dns.rpartition(":")[2].isdigit():
         raise ConfigError(f"configuration field members.dns: {config.members.dns!r} has no port; write host:port")
+    _check_tls(config)
     if not config.pool:
         raise ConfigError("configuration field pool: it is empty; name the pool")
     at_least("arenaBytes", config.arenaBytes, MIB)
@@ -177,6 +194,17 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("configuration field readiness.targetPercent: it is above 100; lower it")
     if not 0 < config.engine.port < 65536:
         raise ConfigError(f"configuration field engine.port: {config.engine.port} is no port; use 1 to 65535")
+
+
+def _check_tls(config: AgentConfig) -> None:
+    tls = config.tls
+    if tls.mode == "Managed" and not tls.signer.rpartition(":")[2].isdigit():
+        raise ConfigError(f"configuration field tls.signer: {tls.signer!r} has no port; write host:port")
+    if tls.mode != "Disabled":
+        try:
+            CertificateName(tls.cluster, tls.k8sNamespace, config.pool or "pool").encode()
+        except IdentityError as error:
+            raise ConfigError(f"configuration field tls: {error}; set tls.cluster and tls.k8sNamespace") from None
 
 
 def _unknown(document: Any, shape: type, path: str) -> list[str]:

@@ -166,6 +166,7 @@ class Replica:
             "pool": "demo",
             "arenaBytes": 1024 * MIB,
             "members": {"file": str(pool.members)},
+            "tls": {"mode": "Disabled"},
             "engine": {"port": self.engine_port},
             **pool.agent,
             **(agent or {}),

@@ -7,7 +7,14 @@ import pytest
 
 from kvpool_contract.config import AgentConfig, ConfigError, Members, decode_config, encode_config
 
-GOOD: dict[str, Any] = {"version": 1, "pool": "chat", "arenaBytes": 1 << 30, "members": {"dns": "chat-kvpool.ns:7700"}}
+GOOD: dict[str, Any] = {
+    "version": 1,
+    "pool": "chat",
+    "arenaBytes": 1 << 30,
+    "members": {"dns": "chat-kvpool.ns:7700"},
+    "tls": {"mode": "Disabled"},
+}
+NAMED = {"cluster": "c", "k8sNamespace": "n"}
 SPEC = "; correct it in the pool's spec"
 
 
@@ -28,7 +35,8 @@ def test_a_document_without_options_has_the_documented_defaults() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    config = decode(prewarm={"maxBytes": 5}, readiness={"targetPercent": 100}, engine={"port": 9000})
+    managed = {**NAMED, "mode": "Managed", "signer": "s.ns.svc:443"}
+    config = decode(tls=managed, prewarm={"maxBytes": 5}, readiness={"targetPercent": 100}, engine={"port": 9000})
     assert decode_config(encode_config(config).encode()).config == config
     assert decode_config(encode_config(config).encode()).unknown_fields == ()
 
@@ -55,6 +63,19 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
         ({"members": {}}, "members: set exactly one of members.dns and members.file"),
         ({"members": {"dns": "a:1", "file": "/f"}}, "members: set exactly one of members.dns and members.file"),
         ({"members": {"dns": "chat"}}, "members.dns: 'chat' has no port; write host:port"),
+        ({"tls": {}}, "tls: Object missing required field `mode`" + SPEC),
+        ({"tls": {"mode": "Off"}}, "tls.mode: Invalid enum value 'Off'" + SPEC),
+        ({"tls": {**NAMED, "mode": "Managed"}}, "tls.signer: '' has no port; write host:port"),
+        (
+            {"tls": {"mode": "Files", "k8sNamespace": "n"}},
+            "tls: certificate name: '' can't be a cluster; use letters, digits, - . _; set tls.cluster and "
+            "tls.k8sNamespace",
+        ),
+        (
+            {"tls": {**NAMED, "mode": "Files", "k8sNamespace": "a/b"}},
+            "tls: certificate name: 'a/b' can't be a k8s namespace; use letters, digits, - . _; set tls.cluster and "
+            "tls.k8sNamespace",
+        ),
         ({"members": []}, "members: Expected `object`, got `array`" + SPEC),
         ({"engine": {"port": 0}}, "engine.port: 0 is no port; use 1 to 65535"),
         ({"engine": {"port": 65536}}, "engine.port: 65536 is no port; use 1 to 65535"),
@@ -78,7 +99,7 @@ def test_each_wrong_field_has_exactly_its_sentence(change: dict[str, Any], sente
     assert str(raised.value) == f"configuration field {sentence}"
 
 
-@pytest.mark.parametrize("field", ["pool", "arenaBytes", "members"])
+@pytest.mark.parametrize("field", ["pool", "arenaBytes", "members", "tls"])
 def test_a_missing_field_is_named(field: str) -> None:
     document = {name: value for name, value in GOOD.items() if name != field}
     with pytest.raises(ConfigError) as raised:

@@ -23,7 +23,13 @@ from kvpool_contract.status import ConfigInForce
 from kvpool_operator.desired.objects import config_map, document_hash, headless_service, keeping_document
 from kvpool_operator.desired.pool import read_pool
 
-GOOD: dict[str, Any] = {"version": 1, "pool": "chat", "arenaBytes": 1 << 30, "members": {"dns": "chat-kvpool.ns:7700"}}
+GOOD: dict[str, Any] = {
+    "version": 1,
+    "pool": "chat",
+    "arenaBytes": 1 << 30,
+    "members": {"dns": "chat-kvpool.ns:7700"},
+    "tls": {"mode": "Disabled"},
+}
 
 
 def text(**change: Any) -> str:
@@ -52,6 +58,7 @@ CHANGES: dict[str, Any] = {
     "generation": 7,
     "arenaBytes": 2 << 30,
     "members": {"file": "/elsewhere"},
+    "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},
     "pool": "other",
 }

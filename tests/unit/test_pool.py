@@ -86,6 +86,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "pool": "chat",
                     "arenaBytes": 8589934592,
                     "members": {"dns": "chat-kvpool.default.svc:7700"},
+                    "tls": {"mode": "Disabled"},
                     "engine": {"port": 8000},
                     "prewarm": {
                         "maxBytes": 2147483648,
@@ -141,6 +142,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "pool": "chat",
         "arenaBytes": 3221225472,
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
+        "tls": {"mode": "Disabled", "signer": "", "cluster": "", "k8sNamespace": ""},
         "engine": {"port": 9},
         "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7, "sourceMaxStreams": 3},
         "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2.0},

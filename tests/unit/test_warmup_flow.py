@@ -20,7 +20,7 @@ from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
-from kvpool_contract.config import AgentConfig, Members, Prewarm, Readiness
+from kvpool_contract.config import AgentConfig, Members, Prewarm, Readiness, Tls
 
 SLOT, SLOTS = 4096, 64
 
@@ -83,6 +83,7 @@ def warm(
         pool="pool",
         arenaBytes=SLOT * SLOTS,
         members=Members(file="none"),
+        tls=Tls(mode="Disabled"),
         prewarm=bounds or Prewarm(),
         readiness=Readiness(**readiness),  # type: ignore[arg-type]
     )
@@ -194,6 +195,7 @@ class Config:
             pool="pool",
             arenaBytes=SLOT * SLOTS,
             members=Members(file="none"),
+            tls=Tls(mode="Disabled"),
             prewarm=Prewarm(maxStreams=2),
             readiness=Readiness(targetPercent=100),
             paused=self.paused,

@@ -19,6 +19,7 @@ from kvpool_contract.config import (
     Members,
     Prewarm,
     Readiness,
+    Tls,
     decode_config,
     digest_of,
     encode_config,
@@ -39,6 +40,7 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         pool=name,
         arenaBytes=int(spec.tiers.memory.size),
         members=Members(dns=f"{pool_object_name(name)}.{namespace}.svc:{PEER_PORT}"),
+        tls=Tls(mode="Disabled"),
         engine=Engine(port=spec.engine.port),
         prewarm=Prewarm(
             maxBytes=int(spec.prewarm.max_bytes),
