@@ -9,7 +9,7 @@ GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit engine cluster soak gpu-check
+.PHONY: help demo check test unit engine cluster soak gpu-check release
 
 export PYTHONDONTWRITEBYTECODE := 1
 export PYTHONPATH := $(CURDIR)/agent:$(CURDIR)/operator
@@ -21,6 +21,7 @@ help:
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make cluster  the suite on a real Kubernetes"
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
+	@echo "make release  what a release consists of, into dist/: wheel, lists of what the images hold, audit"
 	@echo "make soak     an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
 
 demo:
@@ -29,6 +30,9 @@ demo:
 
 check test unit engine cluster:
 	@$(PYTHON) hack/suites.py $@
+
+release:
+	@$$($(PYTHON) hack/prepare.py release)/bin/python hack/release.py
 
 gpu-check:
 	@$(GPU_PYTHON) hack/gpu_check.py

@@ -2,6 +2,7 @@
 """Prepares what the demo and the tests need, in a cache outside the checkout, and prints where it lies.
 
     prepare.py dev      a virtual environment with the project's own dependencies
+    prepare.py release  a virtual environment with the tools of a release
     prepare.py engine   a virtual environment with vLLM's CPU build
     prepare.py model    SmolLM2-135M-Instruct, converted once to safetensors
     prepare.py debian   a minimal Debian root file system (needs root), for the test images
@@ -96,15 +97,24 @@ def new_environment(path: Path) -> Path:
     return path / "bin" / "python"
 
 
-def dev() -> Path:
-    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = sorted({requirement for extra in ("agent", "operator", "cli", "dev") for requirement in extras[extra]})
+def of_extras(name: str, *extras: str) -> Path:
+    """An environment with what these extras of pyproject.toml ask for."""
+    given = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = sorted({requirement for extra in extras for requirement in given[extra]})
 
     def make(path: Path) -> None:
         python = new_environment(path)
         run("project dependencies", python, "-m", "pip", "install", "-q", *wanted)
 
-    return entry(f"dev-{digest(*wanted)}", make)
+    return entry(f"{name}-{digest(*wanted)}", make)
+
+
+def dev() -> Path:
+    return of_extras("dev", "agent", "operator", "cli", "dev")
+
+
+def release() -> Path:
+    return of_extras("release", "release")
 
 
 def engine() -> Path:
@@ -195,7 +205,9 @@ def preflight() -> str:
 
 
 def main() -> None:
-    actions: dict[str, Callable[[], Path]] = {"dev": dev, "engine": engine, "model": model, "debian": debian}
+    actions: dict[str, Callable[[], Path]] = {
+        "dev": dev, "release": release, "engine": engine, "model": model, "debian": debian,
+    }  # fmt: skip
     action = sys.argv[1] if len(sys.argv) == 2 else ""
     if action == "preflight":
         if lacking := preflight():

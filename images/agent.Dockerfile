@@ -5,7 +5,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3 python3
 COPY pyproject.toml README.md LICENSE /source/
 COPY agent /source/agent
 COPY operator /source/operator
-COPY images/rootfs.sh /source/images/rootfs.sh
+COPY images/rootfs.sh images/requirements-agent.txt /source/images/
 RUN /source/images/rootfs.sh /root-of-image agent
 
 FROM debian:bookworm-slim

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kvpool_agent import core_dumps
 from kvpool_agent.listen import listen
 
 log = logging.getLogger("kvpool.supervisor")
@@ -230,6 +231,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     options = parse(sys.argv[1:])
+    core_dumps.forbid()
     probes = Probes(options.bind, options.supervisor_port)
     probes.start()
     supervisor = Supervisor(options, probes)

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+from kvpool_agent import core_dumps
 from kvpool_agent.app import Agent, Place
 from kvpool_agent.configuration import Configuration
 from kvpool_agent.heartbeat import Beat
@@ -67,6 +68,7 @@ async def serve(options: argparse.Namespace) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     options = parse(sys.argv[1:])
+    core_dumps.forbid()
     try:
         asyncio.run(serve(options))
     except (ConfigError, OSError) as error:

@@ -51,6 +51,7 @@ def test_the_supervisor_loads_the_standard_library_alone() -> None:
     assert packages(loaded) - before - set(sys.stdlib_module_names) == {"kvpool_agent"}
     assert {name for name in loaded if name.startswith("kvpool")} == {
         "kvpool_agent",
+        "kvpool_agent.core_dumps",
         "kvpool_agent.listen",
         "kvpool_agent.supervisor",
         "kvpool_agent.__main__",
