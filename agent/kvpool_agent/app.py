@@ -24,6 +24,7 @@ from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
+from kvpool_agent.flows.heads import HeadFilter
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
@@ -158,7 +159,10 @@ class Agent:
             place.bind, place.peer_port, source, directory, purposes=self._purposes, count=self._account.count
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
-        hooks = Hooks(self._attached, self._bare, self._other_format)
+        self._heads = HeadFilter(
+            self._slabs, self._members, lambda others: self._lookup.paused or self._probe.awaited(others)
+        )
+        hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
         self._config_hash = configuration.in_force.hash
@@ -174,6 +178,7 @@ class Agent:
         self._members.start()
         self._announcer.start()
         self._orphans.start()
+        self._heads.start()
         self._store.start()
         self._peers.start()
         self._engine_port.start()
@@ -207,6 +212,7 @@ class Agent:
             self._peers.close()
             self._announcer.close()
             self._orphans.close()
+            self._heads.close()
             self._members.close()
             self._lookup.close()
             self._locator.close()
@@ -350,7 +356,9 @@ class Agent:
             transfers=self._account.transfers,
             misses=self._account.misses,
             counters=self._account.counters,
-            directory=contract.Directory(len(self._entries), self._entries.holders, self._members.learnt),
+            directory=contract.Directory(
+                len(self._entries), self._entries.holders, self._members.learnt, *self._heads.known
+            ),
             peers=[self._peer(member) for member in self._members.all()],
             unknown_config_fields=list(self._configuration.unknown_fields),
             started_at=self._started_at,

@@ -75,7 +75,8 @@ class Plan:
 class Summary:
     """A finished request, for the agent's account, in blocks of the reference group: blocks of its prompt, index of
     the first block that the engine lacked (-1: none, it was never asked); and of those that the agent has promised,
-    which of three things became of each: loaded, no room, failed to load or evicted before its use."""
+    which of three things became of each: loaded, no room, failed to load or evicted before its use. unknown_blocks: of
+    a prompt that was ruled out, those that the engine lacked."""
 
     request: str
     prompt_blocks: int
@@ -83,6 +84,7 @@ class Summary:
     loaded_blocks: int
     blocks_without_room: int
     lost_blocks: int
+    unknown_blocks: int = 0
 
 
 @dataclass
@@ -94,6 +96,8 @@ class _Request:
     keys: list[bytes] = field(default_factory=list)
     prompt_blocks: int | None = None
     started: bool = False
+    ruled_out: bool = False  # by the last answer
+    ruled_out_now: bool = False  # in this step
     asked: int = -1
     loaded_blocks: int = 0
     blocks_without_room: int = 0
@@ -107,8 +111,15 @@ class _Request:
 class Plans:
     """Plans of the requests that the engine has now."""
 
-    def __init__(self, groups: Sequence[Group], load_deadline: float) -> None:
-        """load_deadline: seconds from a request's first lookup to MISS."""
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        load_deadline: float,
+        rule_out: Callable[[bytes, float], bool] = lambda _key, _now: False,
+    ) -> None:
+        """load_deadline: seconds from a request's first lookup to MISS. rule_out: whether it is known, without asking,
+        that nobody holds a chain that begins with this block."""
+        self._rule_out = rule_out
         self.load_deadline = load_deadline
         self._groups = groups
         self._reference = reference(groups)
@@ -120,6 +131,7 @@ class Plans:
         self._number = 0
         self._stepped: list[Plan] = []  # those with a RETRY in this step
         self._giving: list[Plan] = []  # those with a HIT in this step
+        self._ruled_out: list[_Request] = []  # in this step
         self._agent_silent = False
         self.hits_this_step = 0
 
@@ -139,11 +151,27 @@ class Plans:
         """A block that is asked for while there is nobody to ask: a miss, and the account knows that it was one."""
         entry = self._requests.get(request)
         if entry is not None and entry.plan is None:
+            entry.ruled_out = False
             if not entry.places:
                 self._know_keys(entry)
             if key in entry.places:
                 self._lacking(entry, key)
         return Answer.MISS
+
+    def _unknown(self, entry: _Request, key: bytes, now: float) -> bool:
+        """Whether the prompt can't be known: the engine lacks its first block, and nobody holds that one. Asked again
+        in a later step, as of a request that waits, it may be known by then."""
+        if entry.ruled_out_now:
+            return True
+        if not entry.places:
+            self._know_keys(entry)
+        place, block, _ = entry.places.get(key, (0, BEYOND, 0))
+        if block or place != self._reference or self._groups[place].kind != FULL or not self._rule_out(key, now):
+            return False
+        entry.ruled_out = entry.ruled_out_now = True
+        self._ruled_out.append(entry)
+        self._lacking(entry, key)
+        return True
 
     def lookup(self, request: str, key: bytes, now: float, room: int) -> Answer:
         """The answer for one block. room: rows of the host pool that promotions may still take."""
@@ -151,6 +179,8 @@ class Plans:
         if entry is None:
             return Answer.MISS
         if entry.plan is None:
+            if self._unknown(entry, key, now):
+                return Answer.MISS
             self._open(entry, request, now)
         plan = entry.plan
         if plan is None or key not in entry.places:
@@ -215,6 +245,9 @@ class Plans:
         self._know_keys(entry)
         if not entry.keys:
             return
+        if not entry.dropped:
+            entry.asked = -1  # whatever it was before there was anybody to ask, or anything to ask for
+        entry.ruled_out = False
         self._number += 1
         entry.plan = plan = Plan(request, self._number, entry.keys, now + self.load_deadline, entry.asked < 0)
         self._by_number[plan.number] = plan
@@ -335,6 +368,9 @@ class Plans:
         for plan in self._stepped:
             plan.retried.clear()
         self._stepped.clear()
+        for entry in self._ruled_out:
+            entry.ruled_out_now = False
+        self._ruled_out.clear()
         self._see_refused()
         self.hits_this_step = 0
         unsent, self._unsent = self._unsent, []
@@ -355,4 +391,5 @@ class Plans:
             entry.loaded_blocks,
             entry.blocks_without_room,
             entry.lost_blocks,
+            (entry.prompt_blocks or 0) - entry.asked if entry.ruled_out and not entry.dropped else 0,
         )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kvpool_client import session, wire
 from kvpool_client.groups import WINDOW, Group, number_of, obstacle
+from kvpool_client.heads import KnownHeads
 from kvpool_client.ledger import Ledger, Result
 from kvpool_client.loader import Loader
 from kvpool_client.offers import Offers
@@ -70,7 +71,8 @@ class SchedulerSide:
         stored. store_seconds: how long a store may keep its rows."""
         self._store_seconds = store_seconds
         self.ledger = Ledger()
-        self._plans = Plans(groups, load_deadline=0.0)
+        self.heads = KnownHeads()
+        self._plans = Plans(groups, load_deadline=0.0, rule_out=self.heads.rule_out)
         self._offers = Offers()
         self._groups = groups
         # promotions hold half of the host pool at most: the rest is for what the engine computes
@@ -101,10 +103,13 @@ class SchedulerSide:
             self._copied(int(frame.header["job"]), bool(frame.header["whole"]), int(frame.header["stored"]))
         elif frame.verb == "plan":
             self._inbox.append((int(frame.header["plan"]), tuple(int(i) for i in frame.header["hits"])))
+        elif frame.verb == "heads":
+            self.heads.take(frame.header, frame.tail)
         elif frame.verb == "limits":
             self._wait_for_plans(float(frame.header["load_seconds"]))
 
     def on_lost(self) -> None:
+        self.heads.clear()
         self._inbox.append(None)
         self.ledger.fail_all()
         self._offers.unconfirmed(time.monotonic())
@@ -220,6 +225,7 @@ class SchedulerSide:
             "loaded": summary.loaded_blocks,
             "without_room": summary.blocks_without_room,
             "lost": summary.lost_blocks,
+            "unknown": summary.unknown_blocks,
         }
         chains = chains_of(context, self._groups)
         self.session.post(header, b"".join(key for chain in chains for key in chain))

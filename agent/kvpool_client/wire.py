@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-VERSIONS = (2,)  # spoken by this build, newest last
+VERSIONS = (2, 3)  # spoken by this build, newest last
+HEADS_VERSION = 3  # the first one with `heads`
 MAX_HEADER = 1 << 20
 MAX_TAIL = 64 << 20
 MAX_DESCRIPTORS = 4

@@ -4,17 +4,18 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from replica import MIB, Pool, Replica, Tools, wait_for
-from standin_engine import FULL_ATTENTION, HASH_BYTES, StandInEngine
+from standin_engine import FULL_ATTENTION, HASH_BYTES, StandInEngine, engine_keys
 
 from kvpool_client import wire
-from kvpool_client.groups import to_header
+from kvpool_client.groups import reference, to_header
 from kvpool_contract.status import AgentStatus, Event, decode_status
 
 WAIT_SECONDS = 20.0
@@ -75,7 +76,8 @@ class Node:
 
     def raw_session(self, **header: Any) -> wire.Channel:
         """A connection to the engine port, for a client that does what ours never does: it has sent an attach, with
-        eight rows of 4 KiB where `header` says nothing else (the memory has eight rows in any case)."""
+        eight rows of 4 KiB where `header` says nothing else (the memory has eight rows in any case), in a version in
+        which the agent says nothing of its own accord."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(self.socket_path)
         channel = wire.Channel(sock)
@@ -87,7 +89,8 @@ class Node:
         fields = {"engine": "raw", "row_bytes": RAW_ROW_BYTES}
         groups = to_header(FULL_ATTENTION)
         attach = {
-            "verb": "attach", "versions": list(wire.VERSIONS), "format": fields, "groups": groups, **geometry, **header
+            "verb": "attach", "versions": [wire.HEADS_VERSION - 1], "format": fields, "groups": groups,
+            **geometry, **header,
         }  # fmt: skip
         channel.send(attach, descriptors=[descriptor])
         os.close(descriptor)
@@ -99,7 +102,7 @@ class Node:
         return decode_status(json.dumps(self.replica.status()).encode())
 
     def until(self, what: str, holds: Callable[[AgentStatus], object], seconds: float = WAIT_SECONDS) -> AgentStatus:
-        """The first status for which `holds` does."""
+        """The first status for which `holds` does; the engines know by then what it says of heads."""
 
         def look() -> AgentStatus | None:
             status = self.status()
@@ -107,10 +110,32 @@ class Node:
 
         found = wait_for(f"{self.replica.name}: {what}", look, seconds, 0.02)
         assert found is not None
+        self.until_told()
         return found
 
     def until_blocks(self, blocks: int) -> AgentStatus:
         return self.until(f"{blocks} blocks", lambda status: status.arena.blocks == blocks)
+
+    def until_knows(self, *prompts: Sequence[int]) -> "Node":
+        """Until its engine does not take these for prompts that nobody knows: a moment after they were published."""
+        for tokens in prompts:
+            (key, *_) = engine_keys(tokens, self.engine.groups[reference(self.engine.groups)])
+
+            def known(key: bytes = key) -> bool:
+                return not self.engine.side.heads.rule_out(key, time.monotonic())
+
+            wait_for(f"{self.replica.name}: a prompt is known", known, WAIT_SECONDS, 0.005)
+        return self
+
+    def until_told(self) -> None:
+        """Until the engines know of all heads that the agent knows now, or that it does not: a moment later."""
+
+        def told() -> bool:
+            directory, attached = self.status().directory, [e for e in self.engines if e.session.attached]
+            known = directory.heads_number if directory.head_filter else 0
+            return all(bool(e.side.heads.number) is bool(known) and e.side.heads.number >= known for e in attached)
+
+        wait_for(f"{self.replica.name}: its engines know of the heads", told, WAIT_SECONDS, 0.005)
 
     def until_state(self, state: str, reason: str = "") -> AgentStatus:
         return self.until(f"{state} {reason}", lambda status: (status.state, status.reason) == (state, reason))

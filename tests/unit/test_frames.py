@@ -8,6 +8,7 @@ import pytest
 
 from kvpool_agent.peer import frames
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.heads import Told
 from kvpool_contract.names import format_fingerprint
 
 MESSAGES: list[frames.AnyMessage] = [
@@ -30,6 +31,8 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.Announced(7),
     frames.Where(),
     frames.Found([("uid-a", "inc")]),
+    frames.Heads(b"f" * 16, 12, 0.9),
+    frames.HeadsTold(13, False, 2, 1),
 ]
 
 
@@ -197,12 +200,22 @@ def test_an_answer_about_holders_comes_back_in_a_bit_for_each_key(keys: int) -> 
         frames.unpack_held(message, tail + b"x", keys)
 
 
+def test_heads_come_back_as_they_were_and_a_tail_of_another_length_is_a_frame_error() -> None:
+    told = Told(7, False, (b"a" * 8, b"b" * 8), (b"c" * 8,))
+    message, tail = frames.pack_heads(told)
+    assert frames.heads_bytes(message) == len(tail) == 24
+    assert frames.unpack_heads(message, tail) == told
+    for wrong in (tail + b"x", tail[:-8]):
+        with pytest.raises(frames.FrameError, match="another number"):
+            frames.unpack_heads(message, wrong)
+
+
 def test_fields_over_the_limit_are_not_told() -> None:
     assert frames.pack_fields({"x": "y" * frames.MAX_FIELDS}) == frames.pack_fields(None) == b""
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"), [([1], 1), ([3, 1, 2], 2), ([2], 2), ([3], None), ([], None), ([0, -1], None)]
+    ("offered", "chosen"), [([1], 1), ([4, 1, 2], 2), ([3, 2], 3), ([4], None), ([], None), ([0, -1], None)]
 )
 def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
     assert frames.choose_version(offered) == chosen

@@ -35,6 +35,7 @@ from kvpool_agent.peer.connection import Connection, PeerError, keys_of
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.heads import Told
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
 from kvpool_client import wire
@@ -55,23 +56,22 @@ PEER_FRAMES = [
     for message, tail in (
         (frames.Hello([2, 1], "pool", "m", "i"), b""),
         (frames.Welcome(1, "m", "i", "Ready(warm)", "ff" * 16, 4), b""),
-        (frames.Ping(), b""),
         (frames.Refused("busy", 0.2), b""),
         (frames.Locate(FORMAT), b"".join(KEYS)),
         (frames.Located(), b"\1\0\1\0"),
         (frames.Fetch(FORMAT, "demand", 1.0), b"".join(KEYS)),
         (frames.Block(1, b"t" * 16), BLOCK),
-        (frames.FetchEnd(), b""),
         (frames.Hot(FORMAT, 10), b""),
         (frames.HotList(), frames.pack_hot([HotBlock(KEYS[0], b"", 0, 1.0)])),
-        (frames.Describe(), b""),
+        *((bare(), b"") for bare in (frames.Ping, frames.FetchEnd, frames.Describe, frames.Renew)),
         (frames.Described(), frames.pack_fields(FIELDS)),
-        (frames.Renew(), b""),
         (frames.Renewed(7, [("10.0.0.1:7700", "uid")]), b""),
         (frames.Announce([2, 1], 1), frames.pack_announcement({KEYS[0]: KEYS[:2], KEYS[2]: KEYS[2:3]}, KEYS[3:])),
         (frames.Announced(7), b""),
         (frames.Where(), b"".join(KEYS)),
         (frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])),
+        (frames.Heads(FORMAT, 1, 0.0), b""),
+        frames.pack_heads(Told(2, False, (b"h" * 8,), (b"g" * 8,))),
     )
 ]
 GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}]
@@ -86,7 +86,7 @@ SENSELESS = [
             {"window": 4}, {"kind": "window"}, {"block_tokens": 0}, {"number": -1}, {"window": 1.5}, {"number": True},
             {"kind": 7}, {"whole": 1}, {"block_tokens": 2**40},
         )),
-        {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [1]}, {"versions": [3]}, {"rows": 2**70},
+        {"format": []}, {"versions": [[]]}, {"versions": 1}, {"versions": [1]}, {"versions": [4]}, {"rows": 2**70},
         {"row_bytes": 2**70}, {"row_bytes": 0}, {"row_bytes": 1.5}, {"hash_bytes": 0}, {"rows": ROWS + 1},
     )
 ]  # fmt: skip
@@ -97,7 +97,7 @@ ENGINE_FRAMES = [
     wire.encode({"verb": "store", "job": 1, "rows": [0, 1, 2]}, PAIRS),
     wire.encode({"verb": "commit", "job": 1}),
     wire.encode({"verb": "forget", "job": 1}),
-    wire.encode({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0}, CHAIN),
+    wire.encode({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0, "unknown": 1}, CHAIN),
     wire.encode({"verb": "bare", "reason": "no_shm_room", "detail": ""}),
 ]
 LENGTHS = st.sampled_from([0, 1, 255, 1 << 16, 1 << 20, (1 << 20) + 1, 1 << 26, (1 << 30) + 1, 2**32 - 1])
@@ -225,6 +225,9 @@ class Shelf:
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
         return [HotBlock(key, b"", 0, 1.0) for key in KEYS][:limit]
+
+    def heads(self, *_: object) -> Told:
+        return Told(2, True)
 
     def description(self) -> bytes:
         return frames.pack_fields(FIELDS)

@@ -13,6 +13,7 @@ from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.policy.purposes import default_purposes
+from kvpool_agent.store.heads import Told
 
 FORMAT = b"f" * 16
 KEYS = [bytes([n]) * 16 for n in range(6)]
@@ -36,6 +37,9 @@ class Shelf:
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
         return [HotBlock(key, b"", 0, 1.0) for key in self.data][:limit]
+
+    def heads(self, fingerprint: bytes, since: int, seconds: float) -> Told:
+        return Told(2, True, tuple(key[:8] for key in self.data))
 
     @contextmanager
     def blocks(

@@ -257,3 +257,16 @@ def test_with_new_weights_what_is_open_neither_loads_nor_stores_and_the_next_req
     side.end_step((), ())
     side.request_finished(new)
     assert side.session.verbs() == ["store", "lookup", "finished"]
+
+
+def test_what_the_agent_says_of_heads_holds_until_the_session_is_lost(side: SchedulerSide) -> None:
+    heads = {"verb": "heads", "number": 1, "whole": True, "added": 0, "seconds": 60.0, "format": "00" * 16}
+    side.on_event(wire.Frame(heads))
+    unknown = request(side, "a", KEYS[:3])
+    assert [side.lookup(key, unknown) for key in KEYS[:3]] == [Answer.MISS] * 3
+    side.end_step(["a"], ())
+    side.request_finished(unknown)
+    ((header, _),) = side.session.posted
+    assert (header["verb"], header["asked"], header["unknown"]) == ("finished", 0, 3)
+    side.on_lost()
+    assert side.lookup(KEYS[0], request(side, "b", KEYS[:3])) is Answer.RETRY

@@ -99,7 +99,7 @@ def test_an_attach_carries_header_versions_and_descriptor_and_its_grant_is_taken
 ) -> None:
     channel = agent.accept()
     frame = channel.receive()
-    assert frame.header == {"rows": 8, "verb": "attach", "versions": [2]}
+    assert frame.header == {"rows": 8, "verb": "attach", "versions": [2, 3]}
     assert len(frame.descriptors) == 1
     os.close(frame.descriptors[0])
     channel.close()
@@ -247,7 +247,7 @@ def test_a_paused_session_is_over_at_once_and_comes_back_with_its_new_header_whe
     channel = agent.accept()
     frame = channel.receive()
     os.close(frame.descriptors[0])
-    assert frame.header == {"rows": 9, "verb": "attach", "versions": [2]}
+    assert frame.header == {"rows": 9, "verb": "attach", "versions": [2, 3]}
     channel.close()
     first.close()
 

@@ -37,7 +37,7 @@ def full(**change: Any) -> AgentStatus:
         "peers": [contract.Peer("10.0.0.1:7700", True, "uid-b", "Ready(warm)", "ab" * 16, 12, "", "open", 3)],
         "unknown_config_fields": ["later"],
         "started_at": 1000.5,
-        "directory": contract.Directory(13, 14, 15),
+        "directory": contract.Directory(13, 14, 15, True, 16, 17),
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
     return AgentStatus(**{**fields, **change})
@@ -79,6 +79,8 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         "kvpool_directory_entries": 13,
         "kvpool_directory_holders": 14,
         "kvpool_learnt_addresses": 15,
+        "kvpool_head_filter": 1,
+        "kvpool_known_heads": 16,
         'kvpool_prompt_blocks_total{source="computed"}': 7,
         'kvpool_prompt_blocks_total{source="local"}': 8,
         'kvpool_prompt_blocks_total{source="shared"}': 9,

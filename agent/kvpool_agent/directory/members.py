@@ -17,12 +17,14 @@ from kvpool_agent.directory.learnt import Learnt
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import HANDSHAKE_SECONDS, Dialer
+from kvpool_agent.store.heads import Union
 from kvpool_contract.config import Members
 
 log = logging.getLogger("kvpool.members")
 
 REFRESH_SECONDS = 1.0
 MAX_ADDRESSES = 256
+HEADS_SECONDS = 0.1  # from one answer about heads to the next question, so that a busy member's come in lots
 
 
 class SeedError(Exception):
@@ -71,8 +73,10 @@ class _Link(threading.Thread):
         own_format: Callable[[], str],
         on_other: Callable[[str], None],
         on_told: Callable[[Sequence[tuple[str, str]]], None],
+        heads: Union,
     ) -> None:
         super().__init__(name="kvpool-member", daemon=True)
+        self._heads = heads
         self._dialer = dialer
         self._own_format = own_format
         self._on_other = on_other
@@ -88,8 +92,10 @@ class _Link(threading.Thread):
         connection: Connection | None = None
         address = self.member.address
         while not self._ended.is_set():
+            next_at = time.monotonic() + REFRESH_SECONDS
             try:
                 if connection is None:
+                    self._heads.forget(address)
                     connection, welcome = self._dialer.handshake(address)
                     self._compare(welcome)
                 else:
@@ -97,21 +103,48 @@ class _Link(threading.Thread):
                     connection.send(frames.Ping())
                     welcome = self._dialer.expect_welcome(connection)
                 version, lease = connection.version, self._renew(connection)
+                self._hear_heads(connection, welcome, 0.0)  # of a source they are known before it is one
                 self.answered_at = time.monotonic()
                 if not self._describe(connection, welcome):
                     connection.close()
                     connection = None
-                self.member = Member(address, True, welcome, fields=self._fields, version=version, lease=lease)
+                self._become(Member(address, True, welcome, fields=self._fields, version=version, lease=lease))
+                self.tried.set()
+                if connection is not None:
+                    self._follow_heads(connection, welcome, next_at)
             except PeerError as error:
                 if connection is not None:
                     connection.close()
                     connection = None
                 self._dialer.drop_idle(address)  # whoever is at their other end did not answer here
-                self.member = Member(address, False, self.member.welcome, str(error))
+                self._become(Member(address, False, self.member.welcome, str(error)))
             self.tried.set()
-            self._ended.wait(REFRESH_SECONDS)
+            self._ended.wait(max(0.0, next_at - time.monotonic()) if self.member.live else REFRESH_SECONDS)
         if connection is not None:
             connection.close()
+        self._heads.forget(address)
+
+    def _hear_heads(self, connection: Connection, welcome: frames.Welcome, seconds: float) -> bool:
+        """Asks what has changed of the heads that the member holds, which may take so long; whether anything had."""
+        address, own = self.member.address, self._own_format()
+        if connection.version < frames.HEADS_VERSION or not own or welcome.format != own:
+            self._heads.forget(address)
+            return False
+        connection.settimeout(HANDSHAKE_SECONDS + seconds)
+        told = self._dialer.heads(connection, bytes.fromhex(own), self._heads.number(address), seconds)
+        self._heads.told(address, told)
+        return bool(told.added or told.withdrawn)
+
+    def _follow_heads(self, connection: Connection, welcome: frames.Welcome, until: float) -> None:
+        """Hears of heads as they change, until the next ping."""
+        while (left := until - time.monotonic()) > HEADS_SECONDS and not self._ended.wait(HEADS_SECONDS):
+            if not self._hear_heads(connection, welcome, left - HEADS_SECONDS):
+                return
+
+    def _become(self, now: Member) -> None:
+        before, self.member = self.member, now
+        if before.live is not now.live or before.welcome != now.welcome:
+            self._heads.names.poke()  # who may conclude anything from heads looks at the members again
 
     def _renew(self, connection: Connection) -> int:
         """The heartbeat towards a home, which tells of other members in return."""
@@ -162,9 +195,12 @@ class MemberView:
         on_gone: Callable[[str], None],
         on_other: Callable[[str], None],
         own_format: Callable[[], str],
+        heads: Union | None = None,
     ) -> None:
         """on_gone: the address is no member's any more; on_other: another member or incarnation has come to it;
-        own_format: the fingerprint (hex) of this member's format, empty while it has none."""
+        own_format: the fingerprint (hex) of this member's format, empty while it has none; heads: where
+        those of the other members are kept, by address."""
+        self.heads = heads if heads is not None else Union()
         self._seeds = members
         self._dialer = dialer
         self._own_format = own_format
@@ -267,7 +303,7 @@ class MemberView:
                 self._links.pop(address).end()
             for address in addresses:
                 if address not in self._links:
-                    link = _Link(address, self._dialer, self._own_format, self._on_other, self._told)
+                    link = _Link(address, self._dialer, self._own_format, self._on_other, self._told, self.heads)
                     self._links[address] = link
                     link.start()
         for address in gone:

@@ -12,6 +12,7 @@ from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Identity
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.heads import NOTHING, Told
 from kvpool_agent.store.slab import Slab, Slabs
 
 
@@ -67,6 +68,12 @@ class OwnBlocks:
             return []
         with slab.heat_lock:
             return slab.heat.hottest(slab.arena.keys(), time.monotonic(), limit)
+
+    def heads(self, fingerprint: bytes, since: int, seconds: float) -> Told:
+        if self._probe.withdrawn:  # nothing is held for others, for the rest of this life
+            return Told(1, whole=True)
+        slab = self._slabs.of(fingerprint)
+        return slab.arena.heads.since(since, seconds) if slab is not None else NOTHING
 
     @contextmanager
     def blocks(

@@ -39,12 +39,14 @@ MAX_PROBE_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the application wants to know: an attach with its slab, the reason of a refusal or bare start, and that
-    an engine of another format has come."""
+    """What the application wants to know: an attach with its slab, the reason of a refusal or bare start, that an
+    engine of another format has come, and from when to when a client can be told of heads."""
 
     attached: Callable[[Slab], None]
     bare: Callable[[str], None]
     other_format: Callable[[], None]
+    began: Callable[[Port], None] = lambda _port: None
+    ended: Callable[[Port], None] = lambda _port: None
 
 
 class EngineHandler:
@@ -173,6 +175,8 @@ class EngineHandler:
             )
         finally:
             os.close(reader)
+        if version >= wire.HEADS_VERSION:
+            self._hooks.began(port)
         log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
         if reason := obstacle(groups):
@@ -190,6 +194,7 @@ class EngineHandler:
         raise Busy
 
     def session_ended(self, port: Port) -> None:
+        self._hooks.ended(port)
         with self._lock:
             self._ports.discard(port)
             self.sessions -= 1
@@ -237,6 +242,7 @@ class EngineSession:
                 self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
                 handler.account.miss("no_room", int(header.get("without_room", 0)))
                 handler.account.miss("evicted", int(header.get("lost", 0)))
+                self._on_unknown(int(header.get("unknown", 0)))
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
@@ -304,6 +310,12 @@ class EngineSession:
         elif asked >= 0:
             prompt = min(prompt, len(chains[reference(self._groups)]))
             self._handler.account.miss(reason, prompt - asked)
+
+    def _on_unknown(self, blocks: int) -> None:
+        """A request that the client has answered itself, by the heads that it was told."""
+        if blocks > 0:
+            self._handler.account.count("lookups_ruled_out")
+            self._handler.account.miss("never_published", blocks)
 
     def _on_commit(self, job: int) -> None:
         """What an engine stored before the verdict on it is published, or forgotten, with the verdict."""

@@ -182,6 +182,10 @@ class ProbeFlow:
         """Whether nothing that this engine has stored may leave."""
         return self._state == MISMATCH
 
+    def awaited(self, others: bool) -> bool:
+        """Whether a lookup may wait for the verdict, or be refused by it; others: whether there is another member."""
+        return self._state in (PENDING, MISMATCH) or (self._state == ALONE and others)
+
     def verdict(self) -> tuple[str, str]:
         """The engine and its state, for a worker after this one."""
         with self._changed:

@@ -40,6 +40,12 @@ class StatusCollector:
         yield GaugeMetricFamily(
             "kvpool_learnt_addresses", "Addresses told by other members", value=status.directory.learnt_addresses
         )
+        yield GaugeMetricFamily(
+            "kvpool_head_filter",
+            "1 while unknown prompts are told by their heads",
+            value=float(status.directory.head_filter),
+        )
+        yield GaugeMetricFamily("kvpool_known_heads", "Heads that members hold", value=status.directory.heads)
         hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
         hits.add_metric(["computed"], status.hits.computed_blocks)
         hits.add_metric(["local"], status.hits.local_blocks)

@@ -15,6 +15,7 @@ from typing import Any
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.heads import Told
 
 HANDSHAKE_SECONDS = 2.0
 IDLE_KEPT = 8
@@ -148,6 +149,15 @@ class Dialer:
         if not isinstance(answer, frames.Renewed) or tail_length:
             raise PeerError(f"bad answer to a renewal: {type(answer).__name__} with {tail_length} bytes")
         return answer
+
+    @staticmethod
+    def heads(connection: Connection, fingerprint: bytes, since: int, seconds: float) -> Told:
+        """What has changed of the heads that the member holds; it may take so many seconds to say."""
+        connection.send(frames.Heads(fingerprint, since, seconds))
+        message, tail_length = connection.receive()
+        if not isinstance(message, frames.HeadsTold) or tail_length != frames.heads_bytes(message):
+            raise PeerError(f"bad answer about heads: {type(message).__name__} with {tail_length} bytes")
+        return frames.unpack_heads(message, connection.read(tail_length))
 
     def hot(self, address: str, fingerprint: bytes, limit: int, seconds: float) -> list[HotBlock]:
         """The member's hot list."""

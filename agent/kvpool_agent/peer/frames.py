@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import msgspec
 
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.heads import MAX_CHANGES, MAX_HEADS, NAME_BYTES, Told
 from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
-VERSIONS = (2, 1)
+VERSIONS = (3, 2, 1)
 DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
+HEADS_VERSION = 3  # the first one with Heads
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -23,6 +25,7 @@ MAX_NAME = 256  # characters of a member's UID, an incarnation, an address
 MAX_HOLDERS = 32  # in an answer about a list of keys
 MAX_TOLD = 64  # addresses in an answer to a renewal
 MAX_GROUPS = 1024  # in one announcement
+MAX_TOLD_HEADS = MAX_HEADS + MAX_CHANGES  # names in one answer
 LENGTHS = struct.Struct("!II")
 _HOT = struct.Struct(f"!{BLOCK_KEY_BYTES}s{BLOCK_KEY_BYTES}sIdB")
 
@@ -159,6 +162,25 @@ class Found(Message, tag="found"):
     holders: Annotated[list[tuple[_Name, _Name]], msgspec.Meta(max_length=MAX_HOLDERS)]
 
 
+class Heads(Message, tag="heads"):
+    """From version 3 on: at which blocks do the chains begin that you hold? `since`: the number of the answer that the
+    asker has, 0 for none. Where nothing has changed since, the answer may take `seconds`."""
+
+    format: bytes
+    since: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    seconds: float
+
+
+class HeadsTold(Message, tag="headstold"):
+    """Tail: names of `added` first blocks that are held, then of `withdrawn` ones that are not any more; a name is the
+    first 8 bytes of a block key. `whole`: these are all. `number` 0: the answerer can't say."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    whole: bool
+    added: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOLD_HEADS)]
+    withdrawn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOLD_HEADS)]
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -179,6 +201,8 @@ AnyMessage = (
     | Announced
     | Where
     | Found
+    | Heads
+    | HeadsTold
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -246,6 +270,24 @@ def unpack_held(message: Found, tail: bytes, keys: int) -> list[list[bool]]:
         raise FrameError(f"{len(tail)} bytes are no answer about {keys} keys at {len(message.holders)} holders")
     rows = [int.from_bytes(tail[i * width : (i + 1) * width], "little") for i in range(len(message.holders))]
     return [[digit == "1" for digit in reversed(f"{row:0{keys}b}"[-keys:])] if keys else [] for row in rows]
+
+
+def pack_heads(told: Told) -> tuple[HeadsTold, bytes]:
+    """The message and its tail."""
+    message = HeadsTold(told.number, told.whole, len(told.added), len(told.withdrawn))
+    return message, b"".join([*told.added, *told.withdrawn])
+
+
+def heads_bytes(message: HeadsTold) -> int:
+    """How long its tail must be."""
+    return (message.added + message.withdrawn) * NAME_BYTES
+
+
+def unpack_heads(message: HeadsTold, tail: bytes) -> Told:
+    if len(tail) != heads_bytes(message):
+        raise FrameError(f"{len(tail)} bytes are another number than the message says")
+    names = tuple(tail[i : i + NAME_BYTES] for i in range(0, len(tail), NAME_BYTES))
+    return Told(message.number, message.whole, names[: message.added], names[message.added :])
 
 
 def pack_hot(blocks: Sequence[HotBlock]) -> bytes:

@@ -21,6 +21,7 @@ from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.policy.purposes import Purposes, default_purposes
+from kvpool_agent.store.heads import Told
 
 log = logging.getLogger("kvpool.peer")
 
@@ -34,6 +35,7 @@ LEAST_READ_RATE = 64 * 1024.0  # bytes per second; a slower reader would keep bl
 MAX_FETCH_SECONDS = 600.0  # whatever the asker says
 BUSY_RETRY_SECONDS = 0.2
 MAX_HOT = 65_536
+MAX_HEADS_SECONDS = 2.0  # that an answer waits for something to tell
 
 
 def read_seconds(size: int) -> float:
@@ -55,6 +57,10 @@ class Source(Protocol):
         ...
 
     def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]: ...
+
+    def heads(self, fingerprint: bytes, since: int, seconds: float) -> Told:
+        """The names of first blocks that are held, as they have changed since a number; waited for so long."""
+        ...
 
     def blocks(
         self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
@@ -205,6 +211,10 @@ class PeerServer:
                 self._reply(connection, frames.HotList(), frames.pack_hot(blocks))
             case frames.Describe():
                 self._reply(connection, frames.Described(), self._source.description())
+            case frames.Heads() if version >= frames.HEADS_VERSION:
+                # in this order: whatever the asker has written there, also what is no number, gives a time
+                seconds = min(MAX_HEADS_SECONDS, max(0.0, message.seconds))
+                self._reply(connection, *frames.pack_heads(self._source.heads(message.format, message.since, seconds)))
             case frames.Fetch():
                 self._fetch(connection, message, keys_of(connection, tail_length))
             case _:

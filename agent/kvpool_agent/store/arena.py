@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from kvpool_agent.policy.groups import begins_group
 from kvpool_agent.store.feed import Change, Feed
 from kvpool_agent.store.headers import SlotHeader
+from kvpool_agent.store.heads import Heads, name_of
 from kvpool_agent.store.orphans import Orphans
 from kvpool_agent.store.table import HeaderTable
 
@@ -81,6 +82,7 @@ class Arena:
         self._children: dict[bytes, set[bytes]] = {}
         self._orphans = Orphans()
         self._feed = Feed()
+        self.heads = Heads()  # of the blocks without a parent: chains begin there, and windows' blocks lie alone
         self._free = [slot for slot in range(slot_count - 1, -1, -1) if slot not in self._unjudged]
         self._heap: list[tuple[int, bytes]] = []
         self._clock = itertools.count(1)
@@ -264,6 +266,7 @@ class Arena:
         self.foreign += block.foreign
         parent = self._blocks.get(block.parent)
         if block.parent == NO_PARENT:
+            self.heads.put(name_of(key))
             self._put(key, block, 0, key)
         else:
             self._children.setdefault(block.parent, set()).add(key)
@@ -355,6 +358,8 @@ class Arena:
                 parent = self._blocks.get(block.parent)
                 if parent is not None:
                     heapq.heappush(self._heap, (parent.used, block.parent))
+        else:
+            self.heads.take(name_of(key))
 
     def _expire(self, now: float) -> None:
         while self._lease_ends and self._lease_ends[0][0] <= now:

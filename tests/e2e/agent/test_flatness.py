@@ -16,7 +16,7 @@ TIMES = 10
 def round_of(a: Node, b: Node, name: str) -> None:
     """One prompt computed at one member and loaded at the other; both host pools are emptied by the next ones."""
     assert a.engine.serve(prompt(name, BLOCKS)) == Served(computed=BLOCKS)
-    served = b.engine.serve(prompt(name, BLOCKS))
+    served = b.until_knows(prompt(name, BLOCKS)).engine.serve(prompt(name, BLOCKS))
     assert (served.pool + served.computed, served.equal) == (BLOCKS, True)
 
 

@@ -88,7 +88,7 @@ def test_all_groups_of_a_prompt_are_stored_and_what_its_boundary_needs_is_loaded
     long, longer = prompt("shared", BLOCKS), prompt("shared", BLOCKS + 4)
     assert a.node.engine.serve(long) == Served(computed=BLOCKS, rows=0)
     a.until_stored(3 * BLOCKS)
-    assert b.node.engine.serve(long) == Served(pool=BLOCKS, rows=ALL_ROWS)
+    assert b.node.until_knows(long).engine.serve(long) == Served(pool=BLOCKS, rows=ALL_ROWS)
     assert (b.node.engine.promoted, b.came()) == (ALL_ROWS, (ALL_ROWS, ALL_ROWS * ROW))
     # its own arena serves it again, and the beginning of what is longer
     b.node.engine.forget()
@@ -124,7 +124,9 @@ def test_blocks_of_one_window_that_are_nowhere_shorten_the_boundary_and_nothing_
     a.node.engine.forget()
     asker = b if at == "peer" else Side(a.node, a.node.status())
     rows = boundary + 2 * min(boundary, WINDOW_BLOCKS)
-    assert asker.node.engine.serve(tokens) == Served(pool=boundary, computed=BLOCKS - boundary, rows=rows)
+    assert asker.node.until_knows(tokens).engine.serve(tokens) == Served(
+        pool=boundary, computed=BLOCKS - boundary, rows=rows
+    )
     assert asker.node.engine.promoted == rows
     assert asker.came() == ((rows, rows * ROW) if at == "peer" else (0, 0))
     assert asker.misses() == ({"window_missing": BLOCKS - boundary} if boundary < BLOCKS else {})
@@ -193,7 +195,7 @@ def test_promotions_take_half_of_a_small_host_pool_and_the_rest_is_not_even_move
     tokens = prompt(f"small {rows}", BLOCKS)
     a.node.engine.serve(tokens)
     a.until_stored(len(groups) * BLOCKS)
-    served = b.node.engine.serve(tokens)
+    served = b.node.until_knows(tokens).engine.serve(tokens)
     assert (served.pool, served.computed, served.equal) == (boundary, BLOCKS - boundary, True)
     assert b.node.engine.promoted == (rows + 1) // 2
     assert b.came() == ((rows + 1) // 2, (rows + 1) // 2 * ROW)
@@ -209,7 +211,7 @@ def test_many_requests_at_once_in_a_small_host_pool_all_end_with_right_bytes_and
     for one in prompts:
         a.node.engine.serve(one)
     a.until_stored(6 * len(groups) * BLOCKS)
-    served = b.node.engine.serve_together(prompts)
+    served = b.node.until_knows(*prompts).engine.serve_together(prompts)
     assert all(one.equal and one.host + one.pool + one.computed == BLOCKS for one in served)
     assert sum(one.pool for one in served) > 0
     assert not b.node.engine.side.ledger.pending
@@ -233,7 +235,7 @@ def test_a_request_that_is_preempted_is_planned_anew_and_loses_nothing(
     tokens = prompt(f"{moment} {len(groups)}", BLOCKS)
     a.node.engine.serve(tokens)
     a.until_stored(len(groups) * BLOCKS)
-    engine = b.node.engine
+    engine = b.node.until_knows(tokens).engine
     preempted: list[int] = []
 
     def preempt(step: int) -> bool:
