@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the test suites, one after another, and prints how long each took against its budget.
 
-    suites.py check | test | unit | engine | cluster
+    suites.py check | test | unit | engine | security | cluster
 
 A suite that takes more than one and a half times its budget fails, even when its tests pass. Budgets are for a warm
 cache; what a first run fetches and builds is timed apart. The cluster suite runs where it finds a cluster (see
@@ -64,13 +64,15 @@ def suites(action: str) -> list[Suite]:
             pytest("tests/e2e/engine"),
         ],
     )
+    security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     cluster = Suite("cluster", 12, [pytest("tests/e2e/cluster")])
     return {
         "check": [lint(), unit],
         "unit": [unit],
         "engine": [engine],
+        "security": [security],
         "cluster": [cluster],
-        "test": [lint(), unit, engine, cluster],
+        "test": [lint(), unit, engine, security, cluster],
     }[action]
 
 
@@ -97,7 +99,7 @@ def run(suite: Suite) -> tuple[bool, float]:
 
 def main() -> None:
     action = sys.argv[1] if len(sys.argv) == 2 else ""
-    if action not in ("check", "test", "unit", "engine", "cluster"):
+    if action not in ("check", "test", "unit", "engine", "security", "cluster"):
         raise SystemExit(__doc__)
     continuous = os.environ.get("CI") == "true"
     started = time.monotonic()

@@ -17,11 +17,12 @@ from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.homes import Homes
 from kvpool_agent.directory.locate import Locator
-from kvpool_agent.directory.members import Member, MemberView
+from kvpool_agent.directory.members import MemberView
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.certify import Certification, IdentityPlace
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.heads import HeadFilter
@@ -35,9 +36,9 @@ from kvpool_agent.flows.warmup import WarmupFlow
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.observe.engine import EngineWatch
 from kvpool_agent.observe.http import application
+from kvpool_agent.observe.members import peer_status
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
-from kvpool_agent.policy.difference import differences
 from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Limits, Readiness
 from kvpool_agent.store.memory import ArenaMemory
@@ -66,7 +67,8 @@ class Place:
     restarted: bool
     latched: bool
     last_beat: Beat
-    template: str = ""
+    template: str
+    identity: IdentityPlace
 
 
 class Agent:
@@ -87,8 +89,12 @@ class Agent:
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._slabs = Slabs(memory, writable_at)
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
-        self._dialer = Dialer(self._identity)
-        self._teller = Dialer(self._identity)  # announcements and requests never wait for each other's connections
+        self._certification = Certification(config, place.member, place.identity, self._account)
+        transport = self._certification.transport
+        self._dialer = Dialer(self._identity, transport)
+        self._teller = Dialer(
+            self._identity, transport
+        )  # announcements and requests never wait for each other's connections
         self._breakers = Breakers(self._account)
         self._members = MemberView(
             config.members, self._dialer, place.member, self._gone, self._other, self._own_format
@@ -156,7 +162,14 @@ class Agent:
         )
         directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
         self._peers = PeerServer(
-            place.bind, place.peer_port, source, directory, purposes=self._purposes, count=self._account.count
+            place.bind,
+            place.peer_port,
+            source,
+            directory,
+            purposes=self._purposes,
+            count=self._account.count,
+            transport=transport,
+            status=lambda: contract.encode_status(self.status()),
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         self._heads = HeadFilter(
@@ -175,6 +188,7 @@ class Agent:
         runner = web.AppRunner(application(self.status), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
+        self._certification.start()
         self._members.start()
         self._announcer.start()
         self._orphans.start()
@@ -210,6 +224,7 @@ class Agent:
                 task.cancel()
             self._engine_port.close()
             self._peers.close()
+            self._certification.close()
             self._announcer.close()
             self._orphans.close()
             self._heads.close()
@@ -280,8 +295,10 @@ class Agent:
         with self._readiness_lock:
             first, self._warming = not self._warming, True
         if first and not (self._early is not None and self._early.attached(slab, self._warmed)):
-            began = time.monotonic()
-            self._warmup.start(slab, self._warmed, lambda: began)
+            self._certification.when_certified(
+                lambda since: self._warmup.start(slab, self._warmed, lambda: since),
+                lambda: self._warmed("no_certificate"),
+            )
 
     def _warmed(self, reason: str) -> None:
         if self._probe.withdrawn:
@@ -359,29 +376,13 @@ class Agent:
             directory=contract.Directory(
                 len(self._entries), self._entries.holders, self._members.learnt, *self._heads.known
             ),
-            peers=[self._peer(member) for member in self._members.all()],
+            peers=[peer_status(member, slab, *self._breakers.view(member.address)) for member in self._members.all()],
             unknown_config_fields=list(self._configuration.unknown_fields),
             started_at=self._started_at,
             events=events,
             probe=self._probe.snapshot(),
             config=self._configuration.in_force,
-        )
-
-    def _peer(self, member: Member) -> contract.Peer:
-        welcome, slab = member.welcome, self._slabs.current
-        breaker, failures = self._breakers.view(member.address)
-        return contract.Peer(
-            address=member.address,
-            live=member.live,
-            member=welcome.member if welcome else "",
-            state=welcome.state if welcome else "",
-            format=welcome.format if welcome else "",
-            blocks=welcome.blocks if welcome else 0,
-            error=member.error,
-            incarnation=welcome.incarnation if welcome else "",
-            breaker=breaker,
-            failures=failures,
-            differences=differences(slab.fields, member.fields) if slab is not None and member.fields else [],
+            tls=self._certification.snapshot(),
         )
 
 

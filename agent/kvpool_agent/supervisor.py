@@ -123,6 +123,7 @@ class Supervisor:
         self._probes = probes
         self._arena = os.memfd_create("kvpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._config = os.memfd_create("kvpool-config", os.MFD_CLOEXEC)  # what the last worker had in force
+        self._identity = os.memfd_create("kvpool-identity", os.MFD_CLOEXEC)  # its certificate, while it has one
         self._member = os.environ.get("KVPOOL_MEMBER_UID") or f"local-{secrets.token_hex(4)}"
         self._stopping = False
         self._worker: subprocess.Popen[bytes] | None = None
@@ -162,6 +163,7 @@ class Supervisor:
             "--bind", self._options.bind, "--peer-port", str(self._options.peer_port),
             "--worker-port", str(self._options.worker_port), "--member", self._member,
             "--arena-fd", str(self._arena), "--config-fd", str(self._config), "--beat-fd", str(writing),
+            "--identity-dir", str(self._options.identity_dir), "--identity-fd", str(self._identity),
             *(["--restarted"] if self._starts else []), *(["--latched"] if self._probes.latched else []),
             "--last-beat", self._last_beat,
         ]  # fmt: skip
@@ -169,7 +171,7 @@ class Supervisor:
         # by default the C library gives threads eight heaps for each core: hundreds of MiB on a large node
         environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
         try:
-            passed = (self._arena, self._config, writing)
+            passed = (self._arena, self._config, self._identity, writing)
             self._worker = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=environment)
         finally:
             os.close(writing)
@@ -225,6 +227,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--peer-port", type=int, default=7700, help="port for other members")
     parser.add_argument("--supervisor-port", type=int, default=7701, help="port of /startedz, /readyz, /livez")
     parser.add_argument("--worker-port", type=int, default=7702, help="port of /status and /metrics")
+    parser.add_argument(
+        "--identity-dir",
+        type=Path,
+        default=Path("/var/run/kvpool/identity"),
+        help="folder of the token (tls.mode Managed), or of tls.crt, tls.key and ca.crt (Files)",
+    )
     return parser.parse_args(arguments)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from kvpool_agent import core_dumps
 from kvpool_agent.app import Agent, Place
 from kvpool_agent.configuration import Configuration
+from kvpool_agent.flows.certify import IdentityPlace
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_contract.config import ConfigError
@@ -30,6 +31,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--arena-fd", type=int, required=True, help="memory file that the supervisor holds")
     parser.add_argument("--config-fd", type=int, required=True, help="memory file for the configuration in force")
     parser.add_argument("--beat-fd", type=int, required=True, help="pipe to the supervisor")
+    parser.add_argument("--identity-dir", type=Path, required=True)
+    parser.add_argument("--identity-fd", type=int, required=True, help="memory file for the certificate in force")
     parser.add_argument("--restarted", action="store_true")
     parser.add_argument("--latched", action="store_true")
     parser.add_argument("--last-beat", default="", help="the last beat of the worker before this one")
@@ -40,8 +43,6 @@ async def serve(options: argparse.Namespace) -> None:
     configuration = Configuration(options.config, options.config_fd)
     if configuration.unknown_fields:
         log.warning("configuration fields that this version does not know: %s", ", ".join(configuration.unknown_fields))
-    if configuration.config.tls.mode != "Disabled":
-        raise ConfigError("configuration field tls.mode: this agent moves bytes in clear alone; set Disabled")
     memory = ArenaMemory(options.arena_fd, configuration.config.arenaBytes)
     place = Place(
         options.bind,
@@ -53,6 +54,7 @@ async def serve(options: argparse.Namespace) -> None:
         options.latched,
         Beat.decode(options.last_beat),
         os.environ.get(TEMPLATE_VARIABLE, ""),
+        IdentityPlace(options.identity_dir, options.config.parent, options.identity_fd),
     )
 
     def beat(beat: Beat) -> None:

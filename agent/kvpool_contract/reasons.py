@@ -4,17 +4,8 @@ The command line, Events and docs/operations.md print from this table, so a reas
 word is never reused for another meaning.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One row: `word` for machines, `sentence` says what happened, `fix` what a person can do about it."""
-
-    word: str
-    sentence: str
-    fix: str
-
+from kvpool_contract.certificate_reasons import CERTIFICATE_REASONS
+from kvpool_contract.reason import Reason
 
 _TABLE = (
     # why an engine runs bare or its agent is ready but not warm
@@ -333,7 +324,7 @@ _TABLE = (
     ),
 )
 
-REASONS: dict[str, Reason] = {reason.word: reason for reason in _TABLE}
+REASONS: dict[str, Reason] = {reason.word: reason for reason in (*_TABLE, *CERTIFICATE_REASONS)}
 
 
 def explain(word: str) -> str:

@@ -123,6 +123,24 @@ class Probe(msgspec.Struct, frozen=True):
     blocks: list[str] = []
 
 
+class Tls(msgspec.Struct, frozen=True):
+    """This member's certificate. `mode`: as configured; Disabled: all bytes go in clear, and the rest is empty.
+    `state`: ok, no_certificate, expires_soon or expired; `reason` and `detail`: what is wrong, also while the state is
+    ok; `name`: the URI in it; `not_after`: seconds since the epoch. `bundle`: digest of the authorities by which peers
+    are trusted, `authority`: of the one that has issued the certificate (kvpool_contract.identity.bundle_digest)."""
+
+    mode: str = ""
+    state: str = ""
+    reason: str = ""
+    detail: str = ""
+    name: str = ""
+    not_after: float = 0.0
+    bundle: str = ""
+    authority: str = ""
+    renewals: int = 0
+    failures: dict[str, int] = {}
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm) or Ready(degraded), with `reason` for the
     last; `attached` says whether an engine session is open; `misses` counts blocks by reason."""
@@ -152,6 +170,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     probe: Probe = Probe()
     directory: Directory = Directory()
     config: ConfigInForce = ConfigInForce()
+    tls: Tls = Tls()
 
 
 class StatusError(ValueError):

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from authority import CLUSTER, K8S_NAMESPACE, Authority, member_uri, write_identity
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 MIB = 2**20
 ENGINE_SECONDS = 240.0
@@ -105,7 +107,8 @@ class Pool:
     """What all replicas share: a folder, the members file, the model's options, bounds of the agents.
 
     executor: vLLM's, `mp` (a worker process of its own) or `uni` (in the core process, its default on one GPU; on a CPU
-    a server makes `mp` of it). engine_arguments: added to the server's own.
+    a server makes `mp` of it). engine_arguments: added to the server's own. tls: whether agents talk inside TLS, with
+    certificates of an authority of this pool's own; else all their bytes go in clear.
     """
 
     tools: Tools
@@ -119,11 +122,13 @@ class Pool:
     agent: dict[str, Any] = field(default_factory=dict)
     engine_environment: dict[str, str] = field(default_factory=dict)
     engine_arguments: Sequence[str] = ()
+    tls: bool = True
     replicas: list["Replica"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.members.touch()
+        self.authority = Authority()
         install = [str(self.tools.agent_python), "-m", "kvpool_client.install", str(self.client)]
         subprocess.run(install, check=True, stdout=subprocess.DEVNULL, env=_agent_environment())
 
@@ -166,8 +171,9 @@ class Replica:
             "pool": "demo",
             "arenaBytes": 1024 * MIB,
             "members": {"file": str(pool.members)},
-            "tls": {"mode": "Disabled"},
+            "tls": {"mode": "Files", "cluster": CLUSTER, "k8sNamespace": K8S_NAMESPACE},
             "engine": {"port": self.engine_port},
+            **({} if pool.tls else {"tls": {"mode": "Disabled"}}),
             **pool.agent,
             **(agent or {}),
         }
@@ -177,6 +183,20 @@ class Replica:
         self.listed = False
         self.engine_process: subprocess.Popen[bytes] | None = None
         self.engine_started = 0.0
+
+    @property
+    def member(self) -> str:
+        return f"{self.name}-uid"
+
+    @property
+    def identity(self) -> Path:
+        return self.folder / "identity"
+
+    def certify(self) -> None:
+        """A new certificate from the pool's authority; a running agent takes it over within a second."""
+        authority = self.pool.authority
+        certificate, key = authority.leaf(member_uri(self.config["pool"], self.member))
+        write_identity(self.identity, certificate, key, authority.certificate)
 
     # -- processes -----------------------------------------------------------------------------------
 
@@ -190,8 +210,11 @@ class Replica:
             str(self.pool.tools.agent_python), *self.agent_entry, "--config", str(self.folder / "agent.json"),
             "--run-dir", str(self.folder / "run"), "--bind", LOOPBACK, "--peer-port", str(self.peer_port),
             "--supervisor-port", str(self.supervisor_port), "--worker-port", str(self.worker_port),
+            "--identity-dir", str(self.identity),
         ]  # fmt: skip
-        environment = dict(_agent_environment(), KVPOOL_MEMBER_UID=f"{self.name}-uid", **self.agent_environment)
+        if self.pool.tls and not self.identity.exists():
+            self.certify()
+        environment = dict(_agent_environment(), KVPOOL_MEMBER_UID=self.member, **self.agent_environment)
         self.agent_process = self._spawn("agent", command, environment)
         wait_for(f"agent {self.name} started", lambda: self.probe("startedz"), 30)
 

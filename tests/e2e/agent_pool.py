@@ -188,20 +188,20 @@ class Node:
 class AgentPool:
     """All replicas of one test; `stop` ends every process and thread."""
 
-    def __init__(self, folder: Path, **agent: Any) -> None:
-        """agent: fields of every agent's configuration."""
+    def __init__(self, folder: Path, *, tls: bool = True, **agent: Any) -> None:
+        """tls: whether the agents talk inside TLS. agent: fields of every agent's configuration."""
         tools = Tools(engine_python=Path("none"), model=Path("none"))
-        self._pool = Pool(tools, folder, agent={"arenaBytes": 4 * MIB, **agent})
+        self.pool = Pool(tools, folder, tls=tls, agent={"arenaBytes": 4 * MIB, **agent})
         self.nodes: list[Node] = []
 
     @property
     def members(self) -> Path:
         """The file of all agents' members."""
-        return self._pool.members
+        return self.pool.members
 
     def node(self, name: str, **agent: Any) -> Node:
         """A replica that is not started yet."""
-        self.nodes.append(Node(self._pool.replica(name, agent=agent)))
+        self.nodes.append(Node(self.pool.replica(name, agent=agent)))
         return self.nodes[-1]
 
     def joined(self, name: str, **agent: Any) -> Node:
@@ -221,4 +221,4 @@ class AgentPool:
             for node in self.nodes:
                 threads.submit(node.close_engines)
                 threads.submit(node.replica.stop)
-        self._pool.stop()
+        self.pool.stop()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agent_pool import Node
 from replica import LOOPBACK
 from standin_engine import HASH_BYTES, KEY_BYTES, block_bytes, engine_keys
+from trusted import transport
 
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.store.tag import tag_of
@@ -27,7 +28,7 @@ def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> Audit:
     fingerprint = bytes.fromhex(node.status().format)
     keys = list(dict.fromkeys(key for one in tokens for key in engine_keys(one)))
     names = [block_key(key[:HASH_BYTES], int.from_bytes(key[HASH_BYTES:KEY_BYTES], "big"), fingerprint) for key in keys]
-    dialer = Dialer(Identity("demo", "probe", "1"))
+    dialer = Dialer(Identity("demo", "probe", "1"), transport(node.replica.pool, "probe"))
     found = Audit()
 
     def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:

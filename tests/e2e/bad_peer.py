@@ -8,7 +8,9 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
+from replica import Pool
 from standin_engine import block_bytes, engine_keys, prompt
+from trusted import credentials, server_context
 
 from kvpool_agent.peer import frames
 from kvpool_agent.store.tag import tag_of
@@ -23,7 +25,11 @@ Answer = Callable[["BadPeer", socket.socket, frames.AnyMessage, bytes], None]
 class BadPeer:
     """`answers`: what it does instead of the honest thing, by kind of message. `ended` is set when it is closed."""
 
-    def __init__(self, fingerprint: str, member: str = "bad-uid", port: int = 0, row_bytes: int = ROW) -> None:
+    def __init__(
+        self, fingerprint: str, pool: Pool, member: str = "bad-uid", port: int = 0, row_bytes: int = ROW
+    ) -> None:
+        """pool: whose agents take it for a member."""
+        self._context = server_context(credentials(pool, member)) if pool.tls else None
         self.fingerprint, self.member, self.incarnation, self.row_bytes = fingerprint, member, "0", row_bytes
         self.answers: dict[type[frames.AnyMessage], Answer] = {}
         self.data: dict[bytes, bytes] = {}
@@ -60,7 +66,7 @@ class BadPeer:
         """Ends all connections; new ones are taken."""
         for sock in list(self._open):
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     # -- the wire ------------------------------------------------------------------------------------
 
@@ -76,6 +82,10 @@ class BadPeer:
         self._open.add(sock)
         try:
             with sock, contextlib.suppress(OSError, frames.FrameError):
+                if self._context is not None:
+                    self._open.discard(sock)
+                    sock = self._context.wrap_socket(sock, server_side=True)
+                    self._open.add(sock)
                 while True:
                     header, tail = frames.decode_lengths(read(sock, frames.LENGTHS.size))
                     message = frames.decode(read(sock, header))

@@ -212,7 +212,7 @@ def bad_peer(chaos: Chaos, _: None, draw: random.Random) -> None:
     """One that holds what is asked for, and misbehaves in one of the ways of the fault matrix."""
     fault = draw.choice(FAULTS)
     handshake = draw.choice([*HANDSHAKES, "", "", ""])
-    with contextlib.closing(BadPeer(chaos.fingerprint, f"bad-{draw.random()}", row_bytes=ROW)) as peer:
+    with contextlib.closing(BadPeer(chaos.fingerprint, chaos.pool.pool, f"bad-{draw.random()}", row_bytes=ROW)) as peer:
         for tokens in chaos.prompts.shared:
             peer.knows_tokens(tokens)
         peer.answers[fault.at] = fault.answer

@@ -33,6 +33,8 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.Found([("uid-a", "inc")]),
     frames.Heads(b"f" * 16, 12, 0.9),
     frames.HeadsTold(13, False, 2, 1),
+    frames.Status(),
+    frames.StatusTold(),
 ]
 
 
@@ -215,7 +217,7 @@ def test_fields_over_the_limit_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"), [([1], 1), ([4, 1, 2], 2), ([3, 2], 3), ([4], None), ([], None), ([0, -1], None)]
+    ("offered", "chosen"), [([1], 1), ([5, 1, 2], 2), ([3, 2], 3), ([5], None), ([], None), ([0, -1], None)]
 )
 def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
     assert frames.choose_version(offered) == chosen

@@ -72,6 +72,7 @@ PEER_FRAMES = [
         (frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])),
         (frames.Heads(FORMAT, 1, 0.0), b""),
         frames.pack_heads(Told(2, False, (b"h" * 8,), (b"g" * 8,))),
+        (frames.StatusTold(), b"{}"),
     )
 ]
 GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}]

@@ -17,6 +17,7 @@ from kvpool_agent.directory.learnt import Learnt
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import HANDSHAKE_SECONDS, Dialer
+from kvpool_agent.peer.tls import NotCertified
 from kvpool_agent.store.heads import Union
 from kvpool_contract.config import Members
 
@@ -94,6 +95,9 @@ class _Link(threading.Thread):
         while not self._ended.is_set():
             next_at = time.monotonic() + REFRESH_SECONDS
             try:
+                if connection is not None and self._dialer.outdated(connection):
+                    connection.close()
+                    connection = None
                 if connection is None:
                     self._heads.forget(address)
                     connection, welcome = self._dialer.handshake(address)
@@ -118,7 +122,8 @@ class _Link(threading.Thread):
                     connection = None
                 self._dialer.drop_idle(address)  # whoever is at their other end did not answer here
                 self._become(Member(address, False, self.member.welcome, str(error)))
-            self.tried.set()
+                if not isinstance(error, NotCertified):
+                    self.tried.set()
             self._ended.wait(max(0.0, next_at - time.monotonic()) if self.member.live else REFRESH_SECONDS)
         if connection is not None:
             connection.close()

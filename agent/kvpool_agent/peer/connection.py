@@ -1,15 +1,20 @@
-"""Frames over one blocking TCP socket. Block bytes go from and into the arena directly, with no copy between."""
+"""Frames over one blocking TCP socket, as it is or inside TLS. Block bytes go from and into the arena directly: in
+clear with no copy between, inside TLS with none beside that of the cipher."""
 
 import contextlib
 import select
 import socket
+import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from kvpool_agent.identity.credentials import Certified, wall_clock
 from kvpool_agent.peer import frames
 from kvpool_contract.names import BLOCK_KEY_BYTES
 
 SILENCE_SECONDS = 10.0  # a source that says nothing for so long is gone, however far the deadline is
+RETIME_SECONDS = 0.01  # a deadline is told to the socket so often: inside TLS bytes come in pieces of 16 KiB
+RECORD_BYTES = 16 << 10  # most that one record of TLS holds
 
 
 class PeerError(Exception):
@@ -33,6 +38,10 @@ class Connection:
         self.peer: tuple[str, str] | None = None  # member and incarnation, as the handshake on this connection said
         self.version = 0  # that the handshake has agreed on
         self.moved = 0  # bytes sent and received
+        self.certified: Certified | None = None  # whom the certificate at the other end names; None in clear
+        self.under: object = None  # the credentials that this end has shown
+        self._secured: ssl.SSLSocket | None = None
+        self._retime_at = 0.0
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -46,22 +55,49 @@ class Connection:
             raise PeerError(f"{address}: {error}") from None
         return cls(sock)
 
+    def secure(
+        self, wrap: Callable[[socket.socket], ssl.SSLSocket], credentials: object, seconds: float
+    ) -> ssl.SSLSocket:
+        """From here on inside TLS; returns after the handshake. Raises OSError."""
+        sock = wrap(self._socket)
+        self._socket = self._secured = sock
+        self.under = credentials
+        sock.settimeout(max(seconds, 0.001))
+        sock.do_handshake()
+        return sock
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """With which the next connection to this peer can be secured in fewer steps."""
+        return self._secured.session if self._secured is not None else None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the certificate at the other end has ended."""
+        return self.certified is not None and wall_clock() >= self.certified.not_after
+
     @property
     def quiet(self) -> bool:
         """Whether nothing has come that nobody has read: on an idle connection that would be its end."""
-        poll = select.poll()
         try:
-            poll.register(self._socket, select.POLLIN)
-            return not poll.poll(0)
+            return not self._has_come(0.0)
         except (OSError, ValueError):
             return False
 
+    def _has_come(self, seconds: float) -> bool:
+        if self._secured is not None and self._secured.pending():
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def until(self, deadline: float | None) -> None:
         """Bounds all receiving from now on by a time on the monotonic clock: a source that trickles is late, too."""
-        self._deadline = deadline
+        self._deadline, self._retime_at = deadline, 0.0
 
     def settimeout(self, seconds: float) -> None:
         """Raises PeerError where the connection was closed meanwhile, as at the end of this process."""
+        self._retime_at = 0.0
         try:
             self._socket.settimeout(max(seconds, 0.001))
         except OSError as error:
@@ -69,24 +105,28 @@ class Connection:
 
     def wait(self, seconds: float) -> None:
         """Waits until something has come. Raises PeerError after so many seconds of nothing."""
-        self.settimeout(seconds)
         try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except OSError as error:
+            if not self._has_come(seconds):
+                raise PeerError("receive failed: timed out")
+        except (OSError, ValueError) as error:
             raise PeerError(f"receive failed: {error}") from None
 
     def send(self, message: frames.AnyMessage, tail: bytes | memoryview = b"", *, seconds: float | None = None) -> None:
         """Writes one frame; the tail's bytes are sent from where they lie. `seconds`: for all of it, beside the
         timeout of inactivity."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        parts: list[memoryview] = [memoryview(frames.encode(message, len(tail)))]
+        header = frames.encode(message, len(tail))
+        if self._secured is not None and len(tail) and len(header) < RECORD_BYTES:
+            begin = RECORD_BYTES - len(header)  # header and the tail's beginning in one record
+            header, tail = header + tail[:begin], memoryview(tail)[begin:]
+        parts: list[memoryview] = [memoryview(header)]
         if len(tail):
             parts.append(memoryview(tail))
         try:
             while parts:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise PeerError("the peer reads too slowly")
-                sent = self._socket.sendmsg(parts)
+                sent = self._socket.sendmsg(parts) if self._secured is None else self._secured.send(parts[0])
                 self.moved += sent
                 while parts and sent >= len(parts[0]):
                     sent -= len(parts[0])
@@ -94,7 +134,21 @@ class Connection:
                 if sent:
                     parts[0] = parts[0][sent:]
         except OSError as error:
-            raise PeerError(f"send failed: {error}") from None
+            raise PeerError(f"send failed: {_told(self._alert() or error)}") from None
+
+    def _alert(self) -> OSError | None:
+        """What the other end has said before it closed a connection on which sending fails."""
+        if self._secured is not None:
+            try:
+                self._secured.settimeout(0.0)
+                self._secured.recv(1)
+            except ssl.SSLWantReadError:
+                return None
+            except ssl.SSLError as alert:
+                return alert
+            except (OSError, ValueError):
+                return None
+        return None
 
     def receive(self) -> tuple[frames.AnyMessage, int]:
         """The next message and the length of its tail, which must be read next."""
@@ -111,21 +165,26 @@ class Connection:
 
     def read_into(self, view: memoryview) -> None:
         """Fills the whole view."""
-        done = 0
+        done, length = 0, len(view)
         try:
-            while done < len(view):
+            while done < length:
                 if self._deadline is not None:
-                    left = self._deadline - time.monotonic()
-                    if left <= 0:
-                        raise PeerError("the deadline has passed")
-                    self.settimeout(min(left, SILENCE_SECONDS))
-                got = self._socket.recv_into(view[done:])
+                    self._retime(self._deadline)
+                got = self._socket.recv_into(view[done:], length - done)
                 if not got:
                     raise PeerError("connection closed by the peer")
                 done += got
                 self.moved += got
         except OSError as error:
-            raise PeerError(f"receive failed: {error}") from None
+            raise PeerError(f"receive failed: {_told(error)}") from None
+
+    def _retime(self, deadline: float) -> None:
+        now = time.monotonic()
+        if now >= deadline:
+            raise PeerError("the deadline has passed")
+        if now >= self._retime_at:
+            self.settimeout(min(deadline - now, SILENCE_SECONDS))
+            self._retime_at = now + RETIME_SECONDS
 
     def skip(self, length: int) -> None:
         """Reads a tail that nobody wants, without keeping it."""
@@ -137,8 +196,15 @@ class Connection:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # not that of a TLS socket, after which another thread's bytes would leave in clear
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _told(error: OSError) -> str:
+    """In few words; an alert of TLS is what the other end thinks of this one's certificate."""
+    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    return f"the peer refuses: {reason.lower().replace('_', ' ')}" if "_ALERT_" in reason else str(error)
 
 
 def keys_of(connection: Connection, tail_length: int) -> Sequence[bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
+from kvpool_agent.peer.tls import CLEAR, Transport
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import Told
 
@@ -37,7 +38,8 @@ class Identity:
 class Dialer:
     """Requests to other members. Raises PeerError; any thread may call."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, transport: Transport = CLEAR) -> None:
+        self._transport = transport
         self._hello = frames.Hello(list(frames.VERSIONS), identity.pool, identity.member, identity.incarnation)
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
@@ -47,9 +49,11 @@ class Dialer:
         """A new connection, greeted."""
         connection = Connection.dial(address, seconds)
         try:
+            self._transport.dialed(connection, address, seconds)
             connection.settimeout(seconds)
             connection.send(self._hello)
             welcome = self.expect_welcome(connection)
+            self._transport.greeted(connection, address)
         except PeerError:
             connection.close()
             raise
@@ -60,8 +64,11 @@ class Dialer:
             self.drop_idle(address)
         return connection, welcome
 
-    @staticmethod
-    def expect_welcome(connection: Connection) -> frames.Welcome:
+    def outdated(self, connection: Connection) -> bool:
+        """Whether a new connection should take the place of this idle one: a certificate is another one now."""
+        return self._transport.outdated(connection)
+
+    def expect_welcome(self, connection: Connection) -> frames.Welcome:
         message, tail_length = connection.receive()
         if isinstance(message, frames.Refused):
             raise PeerError(f"refused: {message.reason}")
@@ -69,6 +76,7 @@ class Dialer:
             raise PeerError(f"no handshake: the peer answered {type(message).__name__}")
         if message.version not in frames.VERSIONS:
             raise PeerError(f"no handshake: the peer chose version {message.version}, which was not offered")
+        self._transport.proved(connection, message.member)
         peer = message.member, message.incarnation
         if connection.peer not in (None, peer):
             raise PeerError("the peer has become another one in the middle of a connection")
@@ -236,7 +244,8 @@ class Dialer:
     def _keep(self, address: str, connection: Connection) -> None:
         with self._lock:
             kept = self._idle.setdefault(address, [])
-            if len(kept) < IDLE_KEPT and self._present.get(address) == connection.peer:
+            current = self._present.get(address) == connection.peer and not self._transport.outdated(connection)
+            if len(kept) < IDLE_KEPT and current:
                 kept.append(connection)
                 return
         connection.close()
@@ -247,7 +256,7 @@ class Dialer:
             with self._lock:
                 idle = self._idle.get(address)
                 connection = idle.pop() if idle else None
-            if connection is None or connection.quiet:
+            if connection is None or (connection.quiet and not self._transport.outdated(connection)):
                 return connection
             connection.close()
 

@@ -14,9 +14,10 @@ from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import MAX_CHANGES, MAX_HEADS, NAME_BYTES, Told
 from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
-VERSIONS = (3, 2, 1)
+VERSIONS = (4, 3, 2, 1)
 DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
 HEADS_VERSION = 3  # the first one with Heads
+STATUS_VERSION = 4  # the first one with Status
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -181,6 +182,14 @@ class HeadsTold(Message, tag="headstold"):
     withdrawn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOLD_HEADS)]
 
 
+class Status(Message, tag="status"):
+    """From version 4 on. How are you, in all that you tell people? Asked by the controller."""
+
+
+class StatusTold(Message, tag="status_told"):
+    """Tail: the status as JSON (kvpool_contract.status)."""
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -203,6 +212,8 @@ AnyMessage = (
     | Found
     | Heads
     | HeadsTold
+    | Status
+    | StatusTold
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -19,6 +19,7 @@ from kvpool_agent.listen import accepted, listen
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
+from kvpool_agent.peer.tls import CLEAR, TlsRefused, Transport
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.policy.purposes import Purposes, default_purposes
 from kvpool_agent.store.heads import Told
@@ -101,8 +102,13 @@ class PeerServer:
         *,
         purposes: Callable[[], Purposes] = default_purposes,
         count: Callable[[str], None] = lambda _word: None,
+        transport: Transport = CLEAR,
+        status: Callable[[], bytes] | None = None,
     ) -> None:
-        """purposes: the bounds that hold now; `count(word)` is called for each bound that was hit."""
+        """purposes: the bounds that hold now; `count(word)` is called for each bound that was hit. status: this
+        member's, for whoever asks here."""
+        self._transport = transport
+        self._status = status
         self._source = source
         self._directory = directory
         self._versions = frames.VERSIONS if directory is not None else (frames.DIRECTORY_VERSION - 1,)
@@ -174,11 +180,18 @@ class PeerServer:
 
     def _greet(self, connection: Connection) -> int | None:
         """The version agreed on; None where there is none, or the asker is of another pool."""
-        connection.until(time.monotonic() + HANDSHAKE_SECONDS)
+        until = time.monotonic() + HANDSHAKE_SECONDS
         try:
+            self._transport.accepted(connection, HANDSHAKE_SECONDS)
+            connection.until(until)
             hello, tail_length = connection.receive()
-        except PeerError:
+            if isinstance(hello, frames.Hello):
+                self._transport.proved(connection, hello.member)
+        except PeerError as error:
             self._count("handshakes_failed")
+            if isinstance(error, TlsRefused) and error.secured:
+                connection.settimeout(PROGRESS_SECONDS)
+                connection.send(frames.Refused(error.reason))
             raise
         if not isinstance(hello, frames.Hello) or tail_length:
             self._count("handshakes_failed")
@@ -195,14 +208,22 @@ class PeerServer:
     def _serve(self, connection: Connection, version: int) -> None:
         while True:
             connection.wait(IDLE_SECONDS)
+            if connection.expired:
+                self._count("tls_ended_by_expiry")
+                raise PeerError("the certificate of the asker has ended")
             connection.until(time.monotonic() + FRAME_SECONDS)
             message, tail_length = connection.receive()
             self._answer(connection, message, tail_length, version)
 
     def _answer(self, connection: Connection, message: frames.AnyMessage, tail_length: int, version: int) -> None:
+        certified = connection.certified
         match message:
             case frames.Ping():
                 self._reply(connection, self._source.welcome(version))
+            case frames.Status() if self._status is not None and version >= frames.STATUS_VERSION:
+                self._reply(connection, frames.StatusTold(), self._status())
+            case _ if certified is not None and certified.name.is_controller:
+                raise PeerError(f"the controller asks for no {type(message).__name__}")
             case frames.Locate():
                 held = self._source.holds(message.format, keys_of(connection, tail_length))
                 self._reply(connection, frames.Located(), bytes(held))

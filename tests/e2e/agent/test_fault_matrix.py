@@ -34,7 +34,7 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def only_peer(asker: Node) -> Iterator[BadPeer]:
-    with contextlib.closing(BadPeer(asker.status().format)) as peer:
+    with contextlib.closing(BadPeer(asker.status().format, asker.replica.pool)) as peer:
         yield peer
 
 
@@ -95,7 +95,7 @@ def test_a_peer_that_misbehaves_costs_its_blocks_and_no_more(asker: Node, bad: B
 
 
 def test_peers_that_fail_at_the_handshake_are_no_sources_and_named_each_with_its_error(asker: Node) -> None:
-    peers = {name: BadPeer(asker.status().format, f"{name}-uid") for name in HANDSHAKES}
+    peers = {name: BadPeer(asker.status().format, asker.replica.pool, f"{name}-uid") for name in HANDSHAKES}
     with contextlib.ExitStack() as stack:
         for name, peer in peers.items():
             stack.callback(peer.close)
@@ -151,13 +151,15 @@ def test_a_peer_that_fails_three_times_is_asked_no_more_and_again_after_its_paus
 
 @pytest.mark.parametrize("next_one", ["member", "incarnation", "pool"])
 def test_an_address_that_comes_to_somebody_else_is_not_used_as_the_old_one(asker: Node, next_one: str) -> None:
-    first = BadPeer(asker.status().format, member="first-uid")
+    first = BadPeer(asker.status().format, asker.replica.pool, "first-uid")
     list_members(asker, first)
     with contextlib.closing(first):
         tokens = [first.knows(f"{next_one}-{n}", 3) for n in range(2)]
         seen(asker, first, live=True, blocks=6)
         assert asker.engine.serve(tokens[0]) == Served(pool=3)
-    second = BadPeer(first.fingerprint, "second-uid" if next_one == "member" else "first-uid", first.port)
+    second = BadPeer(
+        first.fingerprint, asker.replica.pool, "second-uid" if next_one == "member" else "first-uid", first.port
+    )
     with contextlib.closing(second):
         second.incarnation = "1"
         if next_one == "pool":
@@ -167,8 +169,7 @@ def test_an_address_that_comes_to_somebody_else_is_not_used_as_the_old_one(asker
             assert second.fetches == 0
             return
         second.data = first.data
-        seen(asker, second, live=True, member=second.member)
-        asker.until("another process", lambda _: second._open)
+        seen(asker, second, live=True, member=second.member, incarnation=second.incarnation)
         assert asker.engine.serve(tokens[1]) == Served(pool=3)
         assert (first.fetches, second.fetches) == (1, 1)
 

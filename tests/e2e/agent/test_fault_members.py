@@ -4,8 +4,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from agent_pool import AgentPool, Node
 from replica import wait_for
 from standin_engine import Served, prompt
@@ -30,7 +32,18 @@ def set_clock(path: Path, seconds: float) -> None:
     new.rename(path)
 
 
-def test_a_wall_clock_that_jumps_ends_no_lease_no_session_and_no_membership(pool: AgentPool, tmp_path: Path) -> None:
+@pytest.fixture
+def pool_in_clear(tmp_path: Path) -> Iterator[AgentPool]:
+    """Certificates do follow the wall clock (tests/e2e/security/test_clocks.py)."""
+    made = AgentPool(tmp_path, tls=False)
+    yield made
+    made.stop()
+
+
+def test_a_wall_clock_that_jumps_ends_no_lease_no_session_and_no_membership(
+    pool_in_clear: AgentPool, tmp_path: Path
+) -> None:
+    pool = pool_in_clear
     clock = tmp_path / "clock"
     set_clock(clock, 0)
     a = pool.node("a").patched(CLOCK.format(path=str(clock))).start().attach()

@@ -36,7 +36,7 @@ def attached_again(node: Node) -> None:
 
 def test_a_worker_that_stands_still_in_the_middle_of_a_load_costs_the_request_its_deadline(pool: AgentPool) -> None:
     node = pool.node("a", loading={"deadlineSeconds": 0.5}).start().attach(store_seconds=1.0)
-    peer = BadPeer(node.status().format)
+    peer = BadPeer(node.status().format, node.replica.pool)
     middle, go_on = threading.Event(), threading.Event()
 
     def stops_in_the_middle(peer: BadPeer, sock: socket.socket, message: frames.AnyMessage, tail: bytes) -> None:

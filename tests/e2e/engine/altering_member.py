@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from replica import Pool
+from trusted import transport
+
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.serve import PeerServer
@@ -18,9 +21,9 @@ LOOPBACK = "127.0.0.1"
 POOL = "demo"
 
 
-def hot_list(source: str, fingerprint: bytes) -> list[HotBlock]:
+def hot_list(pool: Pool, source: str, fingerprint: bytes) -> list[HotBlock]:
     """All blocks that the member at host:port has counted."""
-    dialer = Dialer(Identity(POOL, "test-uid", "test"))
+    dialer = Dialer(Identity(POOL, "test-uid", "test"), transport(pool, "test-uid"))
     try:
         return dialer.hot(source, fingerprint, 10_000, 5)
     finally:
@@ -32,11 +35,12 @@ class AlteringMember:
 
     pool = POOL
 
-    def __init__(self, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> None:
+    def __init__(self, among: Pool, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> None:
         self._fingerprint = fingerprint
         self._data: dict[bytes, bytearray] = {}
         self.served = 0
-        dialer = Dialer(Identity(POOL, "altering-uid", "altering"))
+        own = transport(among, "altering-uid")
+        dialer = Dialer(Identity(POOL, "altering-uid", "altering"), own)
 
         def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
             data = bytearray(length)
@@ -46,7 +50,7 @@ class AlteringMember:
 
         dialer.fetch(source, fingerprint, keys, "demand", time.monotonic() + 60, land)
         dialer.close()
-        self._server = PeerServer(LOOPBACK, 0, self)
+        self._server = PeerServer(LOOPBACK, 0, self, transport=own)
         self._server.start()
         self.address = f"{LOOPBACK}:{self._server.port}"
 

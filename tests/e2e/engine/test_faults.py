@@ -154,16 +154,16 @@ def test_what_fails_in_the_middle_of_a_load_is_computed_and_the_answer_is_the_sa
 ) -> None:
     seed = {worker_stands_still: 1, peer_dies: 2, wrong_tags: 3}[fault]
     address, fingerprint = f"{LOOPBACK}:{pair.b.peer_port}", bytes.fromhex(pair.b.status()["format"])
-    known = {block.key for block in hot_list(address, fingerprint)}
+    known = {block.key for block in hot_list(pair.pool, address, fingerprint)}
     right = pair.other.ask(prompt(seed))
     assert right.tokens == COMPUTED
 
     def chain() -> list[bytes]:
-        blocks = [block for block in hot_list(address, fingerprint) if block.key not in known]
+        blocks = [block for block in hot_list(pair.pool, address, fingerprint) if block.key not in known]
         return [block.key for block in sorted(blocks, key=lambda block: block.depth)]
 
     wait_for("B's blocks", lambda: len(chain()) == BLOCKS, 20)
-    member = StoppingMember(address, fingerprint, chain())
+    member = StoppingMember(pair.pool, address, fingerprint, chain())
     seeds = pair.pool.members.read_text()
     try:
         pair.pool.members.write_text(f"{member.address}\n")

@@ -78,15 +78,15 @@ def test_what_a_boundary_needs_is_brought_and_where_a_window_is_missing_nothing(
     a, b = hybrid.replicas
     tokens = prompt(8000 + sum(request.node.name.encode()), BLOCKS * BLOCK + TAIL)
     address, fingerprint = f"127.0.0.1:{a.peer_port}", bytes.fromhex(a.status()["format"])
-    known = {block.key for block in hot_list(address, fingerprint)}
+    known = {block.key for block in hot_list(hybrid, address, fingerprint)}
     ask(a, tokens[: (BLOCKS - 1) * BLOCK + TAIL])
     ask(a, tokens)
     local = ask(a, tokens)
     assert local.tokens == by_source(device=BLOCKS * BLOCK, computed=TAIL)
-    full, windows = by_kind([block for block in hot_list(address, fingerprint) if block.key not in known])
+    full, windows = by_kind([block for block in hot_list(hybrid, address, fingerprint) if block.key not in known])
     assert [len(keys) for keys in windows[1:]] == [WINDOW_GROUPS] * (BLOCKS - 1)
     held = full + [key for i in offer.windows for key in windows[i]]
-    member = AlteringMember(address, fingerprint, held)
+    member = AlteringMember(hybrid, address, fingerprint, held)
     seeds = hybrid.members.read_text()
     try:
         if offer.altered:

@@ -38,15 +38,16 @@ def test_one_altered_block_under_a_valid_tag_changes_the_answer_and_an_unaltered
 ) -> None:
     a, b = pool.replicas[:2]
     address, fingerprint = f"127.0.0.1:{a.peer_port}", bytes.fromhex(a.status()["format"])
-    known = {block.key for block in hot_list(address, fingerprint)}
+    known = {block.key for block in hot_list(pool, address, fingerprint)}
     tokens = prompt(2000 + altered, 4 * BLOCK + 9)
     ask(a, tokens)
     local = ask(a, tokens)
     chain = sorted(
-        (block for block in hot_list(address, fingerprint) if block.key not in known), key=lambda block: block.depth
+        (block for block in hot_list(pool, address, fingerprint) if block.key not in known),
+        key=lambda block: block.depth,
     )
     assert [block.depth for block in chain] == [0, 1, 2, 3]
-    member = AlteringMember(address, fingerprint, [block.key for block in chain])
+    member = AlteringMember(pool, address, fingerprint, [block.key for block in chain])
     seeds = pool.members.read_text()
     try:
         if altered:
