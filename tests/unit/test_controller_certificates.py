@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from kvpool_operator import certificates
-from kvpool_operator.certificates import Outcome, Settings
+from kvpool_operator.certificates import apply
+from kvpool_operator.certificates.apply import Outcome
+from kvpool_operator.certificates.plan import Settings
 from kvpool_operator.controller.certificates import keep, log
 
 NOW = datetime.now(UTC)
@@ -37,7 +38,7 @@ def test_a_webhook_that_is_not_registered_yet_is_trusted_soon_after_and_told_of_
         if not script:
             raise EndError
 
-    monkeypatch.setattr(certificates, "reconcile", reconcile)
+    monkeypatch.setattr(apply, "reconcile", reconcile)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(log, "warning", lambda text, *_: told.append(text[:8]))
     with pytest.raises(EndError):

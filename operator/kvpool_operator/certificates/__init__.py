@@ -1,9 +1,5 @@
-"""The webhook's certificates: an authority of kvpool's own, the webhook's leaf, and the bundle that API servers trust.
+"""kvpool's own authorities and what they sign: one for the webhook's server, one for the peers of all pools.
 
-`reconcile(api, settings, now)` brings the cluster to what `plan` says, and may be called at any time.
+`plan` and `peers` say what has to be, from the time and what is there; `apply` brings the cluster to it. `authority`
+and `requests` are bytes in and out: the signer needs no more.
 """
-
-from kvpool_operator.certificates.apply import Outcome, reconcile
-from kvpool_operator.certificates.plan import Settings
-
-__all__ = ["Outcome", "Settings", "reconcile"]

@@ -1,18 +1,20 @@
-"""Brings two Secrets and the webhook's configuration to the plan, in the order that keeps every moment in between
-right: the authorities first, then the trust in them, the leaf last.
+"""Brings Secrets and the webhook's configuration to the plans, in the order that keeps every moment in between right:
+the authorities first, then the trust in them, the leaf last.
 
 Calls the API server synchronously, with the Kubernetes client. Each write says which version it replaces, so two
 controllers that overlap for a moment can't mix their keys: one of them gets a conflict and tries again.
 """
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from kubernetes import client
 
-from kvpool_operator.certificates.plan import Plan, Settings, plan
+from kvpool_operator.certificates.peers import PeerPlan, PeerSettings, plan_peers
+from kvpool_operator.certificates.plan import BUNDLE, Plan, Settings, plan
 
 _TIMEOUT = 10  # seconds, of one call
 
@@ -39,15 +41,41 @@ def reconcile(api: client.ApiClient, settings: Settings, now: datetime) -> Outco
     wanted = plan(now, _data(authorities), _data(leaf), settings)
     written = []
     if _data(authorities) != wanted.authorities:
-        _write(core, settings, settings.authority_secret, authorities, wanted.authorities, "Opaque")
+        _write(core, settings.k8s_namespace, settings.authority_secret, authorities, wanted.authorities, "Opaque")
         written.append("authorities")
     registered, changed = _trust(registration, settings.webhook, wanted)
     if changed:
         written.append("bundle")
     if _data(leaf) != wanted.leaf:
-        _write(core, settings, settings.leaf_secret, leaf, wanted.leaf, "kubernetes.io/tls")
+        _write(core, settings.k8s_namespace, settings.leaf_secret, leaf, wanted.leaf, "kubernetes.io/tls")
         written.append("leaf")
     return Outcome(tuple(written), registered, wanted.authority_expires, wanted.leaf_expires, wanted.next_change)
+
+
+def reconcile_peers(
+    api: client.ApiClient, settings: PeerSettings, cluster: str, trusted: Callable[[bytes], bool], now: datetime
+) -> tuple[PeerPlan, bool]:
+    """The plan for the peers' authorities, and whether its Secret had to be written. Raises ApiException."""
+    core: Any = client.CoreV1Api(api)
+    found = _read(core, settings.k8s_namespace, settings.secret)
+    wanted = plan_peers(now, _data(found), cluster, settings, trusted)
+    if _data(found) == wanted.secret:
+        return wanted, False
+    _write(core, settings.k8s_namespace, settings.secret, found, wanted.secret, "Opaque")
+    return wanted, True
+
+
+def read_bundle(api: client.ApiClient, k8s_namespace: str, leaf_secret: str) -> bytes:
+    """The authorities (PEM) that vouch for the webhook's server, whoever keeps its certificate; empty where there are
+    none yet. Raises ApiException."""
+    return _data(_read(client.CoreV1Api(api), k8s_namespace, leaf_secret)).get(BUNDLE, b"")
+
+
+def cluster_name(api: client.ApiClient) -> str:
+    """What the cluster is called in certificates: the UID of kube-system, which every cluster has once. Raises
+    ApiException."""
+    core: Any = client.CoreV1Api(api)
+    return str(core.read_namespace("kube-system", _request_timeout=_TIMEOUT).metadata.uid)
 
 
 def _read(core: Any, k8s_namespace: str, name: str) -> Any:
@@ -68,15 +96,15 @@ def _data(secret: Any) -> dict[str, bytes]:
     return found
 
 
-def _write(core: Any, settings: Settings, name: str, before: Any, data: dict[str, bytes], kind: str) -> None:
+def _write(core: Any, k8s_namespace: str, name: str, before: Any, data: dict[str, bytes], kind: str) -> None:
     encoded: dict[str, Any] = {entry: base64.b64encode(value).decode() for entry, value in data.items()}
     if before is not None:
         before.data = encoded
-        core.replace_namespaced_secret(name, settings.k8s_namespace, before, _request_timeout=_TIMEOUT)
+        core.replace_namespaced_secret(name, k8s_namespace, before, _request_timeout=_TIMEOUT)
         return
     metadata = client.V1ObjectMeta(name=name, labels={"app.kubernetes.io/part-of": "kvpool"})
     secret = client.V1Secret(metadata=metadata, data=encoded, type=kind)
-    core.create_namespaced_secret(settings.k8s_namespace, secret, _request_timeout=_TIMEOUT)
+    core.create_namespaced_secret(k8s_namespace, secret, _request_timeout=_TIMEOUT)
 
 
 def _trust(registration: Any, name: str, wanted: Plan) -> tuple[bool, bool]:

@@ -1,16 +1,21 @@
-"""Keys and certificates as bytes: an authority, a leaf, and what is read from either."""
+"""Keys and certificates as bytes: an authority, the leaves of servers, members and the controller, and what is read
+from them."""
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 BACKDATE = timedelta(minutes=5)  # clocks of other machines may be behind
+SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+
+PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def new_authority(name: str, now: datetime, life: timedelta) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
-        _builder(subject, subject, key, now, now + life)
+        _builder(subject, subject, key.public_key(), now, now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
     )
@@ -62,18 +67,22 @@ def new_authority(name: str, now: datetime, life: timedelta) -> Pair:
 def new_leaf(authority: Pair, names: tuple[str, ...], now: datetime, life: timedelta) -> Pair:
     """A server's certificate for `names` (DNS names and addresses), which ends no later than its authority."""
     key = ec.generate_private_key(ec.SECP256R1())
-    issuer = serialization.load_pem_private_key(authority.key, password=None)
-    assert isinstance(issuer, ec.EllipticCurvePrivateKey)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
-    builder = (
-        _builder(subject, authority.parsed.subject, key, now, min(now + life, authority.expires))
-        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_identifier(authority.parsed), critical=False)
-    )
-    return _pair(builder.sign(issuer, hashes.SHA256()), key)
+    alternatives = [_alternative(name) for name in names]
+    return _pair(_signed(authority, key.public_key(), names[0], alternatives, [SERVER], now, life), key)
+
+
+def new_member(authority: Pair, key: PublicKey, uri: str, now: datetime, life: timedelta) -> bytes:
+    """The certificate (PEM) of a pool's member for its key, which nobody else has: it answers and it asks."""
+    alternatives = [x509.UniformResourceIdentifier(uri)]
+    made = _signed(authority, key, "kvpool member", alternatives, [SERVER, CLIENT], now, life)
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def new_client(authority: Pair, uri: str, now: datetime, life: timedelta) -> Pair:
+    """A certificate with which its holder asks and never answers."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    alternatives = [x509.UniformResourceIdentifier(uri)]
+    return _pair(_signed(authority, key.public_key(), "kvpool controller", alternatives, [CLIENT], now, life), key)
 
 
 def signed_by(leaf: Pair, authority: Pair) -> bool:
@@ -106,18 +115,42 @@ def _identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
+def _signed(
+    authority: Pair,
+    key: PublicKey,
+    name: str,
+    alternatives: Sequence[x509.GeneralName],
+    usages: Sequence[ObjectIdentifier],
+    now: datetime,
+    life: timedelta,
+) -> x509.Certificate:
+    """It ends no later than its authority."""
+    issuer = serialization.load_pem_private_key(authority.key, password=None)
+    assert isinstance(issuer, ec.EllipticCurvePrivateKey)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    builder = (
+        _builder(subject, authority.parsed.subject, key, now, min(now + life, authority.expires))
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(_identifier(authority.parsed), critical=False)
+    )
+    return builder.sign(issuer, hashes.SHA256())
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, until: datetime
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATE)
         .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 

@@ -8,6 +8,7 @@ trust, however late the files of either arrive.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -55,11 +56,7 @@ class Plan:
 
 def plan(now: datetime, authorities: dict[str, bytes], leaf: dict[str, bytes], settings: Settings) -> Plan:
     """What has to be, from what is; what is good is kept as it is."""
-    known = _read_authorities(authorities, now)
-    if not known or _renewal(known[-1][1], settings.authority_life) <= now:
-        number = known[-1][0] + 1 if known else 1
-        name = f"kvpool webhook {settings.k8s_namespace} {number}"
-        known.append((number, new_authority(name, now, settings.authority_life)))
+    known = kept_authorities(now, authorities, f"kvpool webhook {settings.k8s_namespace}", settings.authority_life)
     pairs = [pair for _, pair in known]
     signer = next((pair for pair in reversed(pairs) if pair.made + settings.settle <= now), pairs[0])
     current = read_pair(leaf.get(CERTIFICATE), leaf.get(KEY))
@@ -67,18 +64,14 @@ def plan(now: datetime, authorities: dict[str, bytes], leaf: dict[str, bytes], s
         current is None
         or not signed_by(current, signer)
         or names_of(current) != set(settings.names)
-        or _renewal(current, settings.leaf_life) <= now
+        or renewal(current, settings.leaf_life) <= now
     ):
         current = new_leaf(signer, settings.names, now, settings.leaf_life)
     bundle = b"".join(pair.certificate for pair in pairs)
-    changes = [_renewal(pairs[-1], settings.authority_life), _renewal(current, settings.leaf_life)]
+    changes = [renewal(pairs[-1], settings.authority_life), renewal(current, settings.leaf_life)]
     changes += [pair.expires for pair in pairs] + [pair.made + settings.settle for pair in pairs]
     return Plan(
-        authorities={
-            f"authority-{number}.{end}": data
-            for number, pair in known
-            for end, data in (("crt", pair.certificate), ("key", pair.key))
-        },
+        authorities=written(known),
         leaf={CERTIFICATE: current.certificate, KEY: current.key, BUNDLE: bundle},
         bundle=bundle,
         authority_expires=pairs[-1].expires,
@@ -87,7 +80,25 @@ def plan(now: datetime, authorities: dict[str, bytes], leaf: dict[str, bytes], s
     )
 
 
-def _read_authorities(data: dict[str, bytes], now: datetime) -> list[tuple[int, Pair]]:
+def kept_authorities(now: datetime, data: Mapping[str, bytes], name: str, life: timedelta) -> list[tuple[int, Pair]]:
+    """The authorities that a Secret holds, numbered, the oldest first; followed by a new one where it is time."""
+    known = _read_authorities(data, now)
+    if not known or renewal(known[-1][1], life) <= now:
+        number = known[-1][0] + 1 if known else 1
+        known.append((number, new_authority(f"{name} {number}", now, life)))
+    return known
+
+
+def written(known: list[tuple[int, Pair]]) -> dict[str, bytes]:
+    """As they stand in a Secret."""
+    return {
+        f"authority-{number}.{end}": data
+        for number, pair in known
+        for end, data in (("crt", pair.certificate), ("key", pair.key))
+    }
+
+
+def _read_authorities(data: Mapping[str, bytes], now: datetime) -> list[tuple[int, Pair]]:
     """Those that can be used and have not expired, the oldest first."""
     found = []
     for name in data:
@@ -98,6 +109,6 @@ def _read_authorities(data: dict[str, bytes], now: datetime) -> list[tuple[int, 
     return sorted(found, key=lambda entry: entry[0])
 
 
-def _renewal(pair: Pair, life: timedelta) -> datetime:
+def renewal(pair: Pair, life: timedelta) -> datetime:
     """When a third of the life is left: of the whole life that it was given, which may be cut by its authority's."""
     return pair.expires - min(life, pair.expires - pair.made) / 3

@@ -13,7 +13,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from kvpool_operator import certificates
+from kvpool_operator.certificates import apply
+from kvpool_operator.certificates.plan import Settings
 from kvpool_operator.controller import metrics
 
 log = logging.getLogger("kvpool.controller")
@@ -30,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--webhook-authority", default="kvpool-webhook-authority", help="Secret of the controller alone")
 
 
-def chosen(options: argparse.Namespace) -> certificates.Settings | None:
+def chosen(options: argparse.Namespace) -> Settings | None:
     """None where nobody wants certificates. Service and Secrets lie in the namespace of this pod."""
     if not options.webhook:
         return None
-    return certificates.Settings(
+    return Settings(
         k8s_namespace=os.environ.get("POD_NAMESPACE", "default"),
         service=options.webhook_service,
         webhook=options.webhook,
@@ -43,14 +44,14 @@ def chosen(options: argparse.Namespace) -> certificates.Settings | None:
     )
 
 
-async def keep(api: client.ApiClient, settings: certificates.Settings) -> None:
+async def keep(api: client.ApiClient, settings: Settings) -> None:
     """For ever. A look that fails is repeated soon; until then what is there goes on being right. So is one that finds
     no webhook registered: once it is, pods start bare until it is trusted."""
     registered = True
     while True:
         pause = LOOK_SECONDS
         try:
-            outcome = await asyncio.to_thread(certificates.reconcile, api, settings, datetime.now(UTC))
+            outcome = await asyncio.to_thread(apply.reconcile, api, settings, datetime.now(UTC))
         except (ApiException, HTTPError, OSError) as error:
             pause = RETRY_SECONDS
             metrics.CERTIFICATES.labels("failed").inc()

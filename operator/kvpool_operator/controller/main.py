@@ -17,9 +17,10 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from kvpool_contract.names import API_GROUP, POOL_LABEL
-from kvpool_operator import certificates
+from kvpool_operator.certificates.peers import PeerSettings
+from kvpool_operator.certificates.plan import Settings
 from kvpool_operator.controller import certificates as webhook_certificates
-from kvpool_operator.controller import metrics
+from kvpool_operator.controller import identity, metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import NOT_FOUND, PLURAL, VERSION, Cluster, Key
 from kvpool_operator.controller.loops import Loops
@@ -32,7 +33,11 @@ RETRY_SECONDS = 5.0
 
 
 def handlers(
-    cluster: Cluster, k8s_namespaces: list[str], every: float, webhook: certificates.Settings | None = None
+    cluster: Cluster,
+    k8s_namespaces: list[str],
+    every: float,
+    webhook: Settings | None = None,
+    peers: PeerSettings | None = None,
 ) -> kopf.OperatorRegistry:
     """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod."""
     registry = kopf.OperatorRegistry()
@@ -56,6 +61,8 @@ def handlers(
         running.append((loops, agents))
         if webhook is not None:
             keeping.append(asyncio.create_task(webhook_certificates.keep(cluster.api_client, webhook)))
+        if peers is not None:
+            keeping.append(asyncio.create_task(identity.Identity(cluster.api_client, peers).keep()))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
@@ -123,6 +130,7 @@ def main() -> None:
     )
     parser.add_argument("--metrics-port", type=int, default=8081, help="port of /metrics; 0 for none")
     webhook_certificates.add_arguments(parser)
+    identity.add_arguments(parser)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("kopf.objects", "aiohttp.access"):  # a line for every change of a pod, and for every probe
@@ -133,7 +141,13 @@ def main() -> None:
     wait_for_definition(cluster, options.namespace)
     try:
         kopf.run(
-            registry=handlers(cluster, options.namespace, options.poll_seconds, webhook_certificates.chosen(options)),
+            registry=handlers(
+                cluster,
+                options.namespace,
+                options.poll_seconds,
+                webhook_certificates.chosen(options),
+                identity.chosen(options),
+            ),
             settings=settings(),
             standalone=True,
             identity="kvpool-controller",  # type: ignore[arg-type]  # else the user's name, and a pod's has none

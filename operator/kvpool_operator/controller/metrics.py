@@ -23,6 +23,14 @@ LEAF_EXPIRES = Gauge(
     "kvpool_controller_webhook_certificate_expires_seconds", "When the webhook's certificate expires, since 1970",
     registry=REGISTRY,
 )  # fmt: skip
+AUTHORITIES = Counter(
+    "kvpool_controller_authority_looks", "Looks after the members' authorities, by result: ok, failed", ["result"],
+    registry=REGISTRY,
+)  # fmt: skip
+AUTHORITY_EXPIRES = Gauge(
+    "kvpool_controller_authority_expires_seconds", "When the newest authority of the members expires, since 1970",
+    registry=REGISTRY,
+)  # fmt: skip
 
 
 def serve(port: int) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import re
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 from kvpool_operator.inject import Settings
@@ -16,6 +17,8 @@ def options() -> Options:
     """From the command line; ends the process with a sentence where it can't be used."""
     parser = argparse.ArgumentParser(prog="kvpool-webhook", description=__doc__)
     parser.add_argument("--certificates", type=Path, required=True, help="folder with tls.crt and tls.key")
+    parser.add_argument("--peers", type=Path, help="folder with the authority that signs for members")
+    parser.add_argument("--leaf-seconds", type=int, default=86400, help="life of what it signs (default %(default)s)")
     parser.add_argument("--agent-image", default="", help="the agent's image for pools that name none")
     parser.add_argument("--port", type=int, default=9443, help="reviews, HTTPS (default %(default)s)")
     parser.add_argument("--status-port", type=int, default=8080, help="health and metrics (default %(default)s)")
@@ -30,6 +33,8 @@ def options() -> Options:
         parser.error(f"--kubernetes-version {given.kubernetes_version}: give major and minor, such as 1.31")
     if bool(given.api_server) != bool(given.api_token_file) or bool(given.api_server) != bool(given.api_ca_file):
         parser.error("--api-server, --api-token-file and --api-ca-file go together; give all three or none")
+    if given.leaf_seconds < 360:  # five minutes of its life are in the past
+        parser.error(f"--leaf-seconds {given.leaf_seconds}: give 360 at least")
     try:
         api = (
             ApiServer(given.api_server.rstrip("/"), given.api_token_file, given.api_ca_file)
@@ -46,6 +51,8 @@ def options() -> Options:
         port=given.port,
         status_port=given.status_port,
         drain_seconds=given.drain_seconds,
+        peers=given.peers,
+        leaf_life=timedelta(seconds=given.leaf_seconds),
     )
 
 

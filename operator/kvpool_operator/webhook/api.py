@@ -1,4 +1,5 @@
-"""The three questions that the webhook has for the API server: its version, the pools, and one pool.
+"""The questions that the webhook has for the API server: its version, the pools, one pool; and for the signer whose a
+token is, and what a pod is labelled.
 
 Asked over aiohttp rather than with the Kubernetes client, which would triple the webhook's memory for them.
 """
@@ -7,9 +8,10 @@ import contextlib
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +22,7 @@ from kvpool_contract.names import API_GROUP
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 500
 LIST_SECONDS, GET_SECONDS, WATCH_SECONDS = 30.0, 1.0, 300
+IDENTITY_SECONDS = 3.0
 SILENT_SECONDS = 150.0  # of a watch: the server says each minute, by a bookmark, that it is still there
 _LONGEST_EVENT = 4 * 2**20
 _POOLS = f"apis/{API_GROUP}/v1alpha1"
@@ -88,6 +91,33 @@ class Client:
         path = f"{_POOLS}/namespaces/{quote(k8s_namespace, safe='')}/kvcachepools/{quote(name, safe='')}"
         return await self._get(path, {}, GET_SECONDS, absent=True) or None
 
+    async def review_token(self, token: str, audience: str) -> dict[str, Any]:
+        """The status of the token's review; raises ApiError, which says nothing of the token."""
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        timeout = aiohttp.ClientTimeout(total=IDENTITY_SECONDS)
+        url = f"{self._server.url}/apis/authentication.k8s.io/v1/tokenreviews"
+        try:
+            async with self._session.post(url, json=review, headers=self._headers(), timeout=timeout) as response:
+                if response.status != 201:
+                    raise ApiError(f"/tokenreviews: {response.status}")
+                document = json.loads(await response.read())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self._doubt(error)
+            raise ApiError(f"/tokenreviews: {type(error).__name__}") from None
+        status = document.get("status") if isinstance(document, dict) else None
+        return status if isinstance(status, dict) else {}
+
+    async def pod_metadata(self, k8s_namespace: str, name: str) -> dict[str, Any] | None:
+        """None where there is no such pod; raises ApiError."""
+        path = f"api/v1/namespaces/{quote(k8s_namespace, safe='')}/pods/{quote(name, safe='')}"
+        accept = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+        found = await self._get(path, {}, IDENTITY_SECONDS, absent=True, headers=accept)
+        return found.get("metadata") or None
+
     async def watch(self, since: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Changes as (ADDED, MODIFIED, DELETED or BOOKMARK, object) until the server ends it; raises ApiError."""
         query = {
@@ -111,11 +141,19 @@ class Client:
             self._doubt(error)
             raise ApiError(f"the watch broke off: {error!r}") from None
 
-    async def _get(self, path: str, query: dict[str, str], seconds: float, *, absent: bool = False) -> dict[str, Any]:
+    async def _get(
+        self,
+        path: str,
+        query: dict[str, str],
+        seconds: float,
+        *,
+        absent: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
             async with self._session.get(
-                f"{self._server.url}/{path}", params=query, headers=self._headers(), timeout=timeout
+                f"{self._server.url}/{path}", params=query, headers={**self._headers(), **headers}, timeout=timeout
             ) as response:
                 if absent and response.status == 404:
                     return {}

@@ -1,4 +1,4 @@
-"""The webhook's two ports: reviews over HTTPS, and health and metrics over HTTP for kubelet and Prometheus.
+"""The webhook's two ports: reviews and signing over HTTPS, and health and metrics over HTTP for kubelet and Prometheus.
 
 Whatever goes wrong in here lets the pod be created unchanged: with `failurePolicy: Ignore` that is what happens, too,
 when nobody answers at all. A pod that requires the pool gets no answer then, and the `failurePolicy: Fail` of its kind
@@ -11,17 +11,20 @@ import json
 import logging
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from aiohttp import web
 
+from kvpool_contract.identity import SIGN_PATH
 from kvpool_operator.inject import Settings
 from kvpool_operator.webhook.api import ApiServer, Client
+from kvpool_operator.webhook.authority import LiveAuthority
 from kvpool_operator.webhook.certificate import LiveCertificate
 from kvpool_operator.webhook.metrics import Metrics
 from kvpool_operator.webhook.pools import Pools
 from kvpool_operator.webhook.review import Answer, NotAReviewError, allow, decide, read, requires_pool
+from kvpool_operator.webhook.signer import LEAF_LIFE, OUTCOMES, Signer
 
 log = logging.getLogger("kvpool.webhook")
 
@@ -33,8 +36,9 @@ REFRESH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Options:
-    """`certificates`: the folder with tls.crt and tls.key. `drain_seconds`: how long reviews are still taken after the
-    signal to end, until all API servers have seen it. Ports of 0 are chosen by the system."""
+    """`certificates`: the folder with tls.crt and tls.key. `peers`: the folder with the authority that signs for
+    members, None where nobody signs; `leaf_life`: of what it signs. `drain_seconds`: how long reviews are still taken
+    after the signal to end, until all API servers have seen it. Ports of 0 are chosen by the system."""
 
     certificates: Path
     api: ApiServer
@@ -42,6 +46,8 @@ class Options:
     port: int = 9443
     status_port: int = 8080
     drain_seconds: float = 5.0
+    peers: Path | None = None
+    leaf_life: timedelta = LEAF_LIFE
 
 
 class Webhook:
@@ -50,7 +56,7 @@ class Webhook:
     def __init__(self, options: Options, certificate: LiveCertificate, pools: Pools) -> None:
         self._settings = options.settings
         self._certificate, self._pools = certificate, pools
-        self.metrics = Metrics()
+        self.metrics = Metrics(OUTCOMES)
         self.ending = False
         self.metrics.watch("pools", "Pools that are known.", lambda: len(pools))
         self.metrics.watch("api_faults", "Questions to the API server that failed.", lambda: pools.faults)
@@ -104,6 +110,9 @@ class Webhook:
         if answer.reason:
             self.metrics.skipped.labels(answer.reason).inc()
 
+    def count_signature(self, outcome: str) -> None:
+        self.metrics.signatures.labels(outcome).inc()
+
     async def healthz(self, _request: web.Request) -> web.Response:
         """The process answers."""
         return web.Response(text="ok\n")
@@ -144,13 +153,19 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
     reviews = web.Application(client_max_size=LARGEST_REVIEW)
     reviews.add_routes([web.post(PATH, webhook.review), web.get("/healthz", webhook.healthz)])
     runners = [web.AppRunner(app, access_log=None) for app in (status, reviews)]
+    authority = None
+    if options.peers is not None:
+        authority = LiveAuthority(options.peers)
+        _watch_authority(webhook.metrics, authority)
+        signer = Signer(client, authority, webhook.count_signature, options.leaf_life)
+        reviews.add_routes([web.post(SIGN_PATH, signer.sign)])
     tasks: list[asyncio.Task[None]] = []
     try:
         for runner in runners:
             await runner.setup()
         await web.TCPSite(runners[0], port=options.status_port).start()
         tasks.append(asyncio.create_task(pools.follow()))
-        tasks.append(asyncio.create_task(_refresh(certificate)))
+        tasks.append(asyncio.create_task(_refresh(certificate, authority)))
         while not certificate.loaded and not stop.is_set():  # a handshake without a certificate only fails
             await asyncio.sleep(REFRESH_SECONDS / 10)
         await web.TCPSite(runners[1], port=options.port, ssl_context=certificate.context).start()
@@ -168,7 +183,19 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
         await client.close()
 
 
-async def _refresh(certificate: LiveCertificate) -> None:
+def _watch_authority(metrics: Metrics, authority: LiveAuthority) -> None:
+    metrics.watch("authorities_loaded", "Authorities for members taken since the start.", lambda: authority.loaded)
+    metrics.watch("authorities_refused", "Authorities that were not usable.", lambda: authority.refused)
+    metrics.watch(
+        "authority_expires_seconds",
+        "When the authority that signs for members expires, seconds since 1970.",
+        lambda: authority.expires,
+    )
+
+
+async def _refresh(certificate: LiveCertificate, authority: LiveAuthority | None) -> None:
     while True:
         certificate.refresh()
+        if authority is not None:
+            authority.refresh()
         await asyncio.sleep(REFRESH_SECONDS)

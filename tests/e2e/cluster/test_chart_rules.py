@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.chart import CHART, CONTROLLER, RELEASE
+from cluster.chart import CHART, CONTROLLER, RELEASE, WEBHOOK
 from cluster.kube import Kube, wait_for
 from kvpool_operator.controller.permissions import RULES
 
@@ -44,9 +44,9 @@ def test_engines_beside_the_operator_are_looked_at_and_its_own_pods_are_not(kube
 
 
 def test_who_keeps_no_certificates_gets_no_rights_on_them(kube: Kube) -> None:
-    def certificate_rules(*values: str) -> list[tuple[str, str]]:
+    def certificate_rules(*values: str) -> list[tuple[str, str, list[str]]]:
         return [
-            (role["kind"], resource)
+            (role["kind"], resource, rule.get("resourceNames", []))
             for role in rendered(kube, *values)
             if role["kind"] in ("Role", "ClusterRole")
             for rule in role["rules"]
@@ -54,10 +54,16 @@ def test_who_keeps_no_certificates_gets_no_rights_on_them(kube: Kube) -> None:
             if resource in ("secrets", "mutatingwebhookconfigurations")
         ]
 
+    peers, webhook = "kvpool-peers-authority", ["kvpool-webhook-authority", "kvpool-webhook-certificate"]
     assert certificate_rules() == [
-        ("ClusterRole", "mutatingwebhookconfigurations"), ("Role", "secrets"), ("Role", "secrets"),
-    ]  # fmt: skip
-    assert certificate_rules("--set=webhook.certificates.mode=CertManager") == []
+        ("ClusterRole", "mutatingwebhookconfigurations", ["injector.kvpool.io"]),
+        ("Role", "secrets", []),
+        ("Role", "secrets", [peers, *webhook]),
+    ]
+    assert certificate_rules("--set=webhook.certificates.mode=CertManager") == [
+        ("Role", "secrets", []),
+        ("Role", "secrets", [peers]),
+    ]
 
 
 def test_told_of_namespaces_the_controller_has_rights_there_alone(kube: Kube) -> None:
@@ -69,6 +75,11 @@ def test_told_of_namespaces_the_controller_has_rights_there_alone(kube: Kube) ->
         ("team-a", "Role"),
         ("team-b", "Role"),
     ]
+    looking = [(r["metadata"].get("namespace"), r["rules"][-1]) for r in of_kind(documents, "Role", WEBHOOK)]
+    may_look = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
+    assert looking == [("team-a", may_look), ("team-b", may_look)]
+    (everywhere,) = of_kind(documents, "ClusterRole", WEBHOOK)
+    assert [rule["resources"] for rule in everywhere["rules"]] == [["kvcachepools"], ["tokenreviews"]]
     account = {"kind": "ServiceAccount", "name": CONTROLLER, "namespace": HOME}
     assert [b["subjects"] for b in bindings] == [[account]] * 2
     assert of_kind(documents, "ClusterRole", CONTROLLER) == of_kind(documents, "ClusterRoleBinding", CONTROLLER) == []

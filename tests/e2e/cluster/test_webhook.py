@@ -48,7 +48,7 @@ from cluster.webhook import (
     unseen_namespace,
 )
 from kvpool_cli.main import main
-from kvpool_operator import certificates
+from kvpool_operator.certificates import plan
 from kvpool_operator.inject import restore
 
 SHAPES = Path(__file__).resolve().parents[2] / "unit" / "golden" / "pods"
@@ -262,7 +262,7 @@ def test_certificates_change_under_reviews_and_none_fails(kube: Kube, webhook: W
         assert webhook.metric("certificates_refused") == 0
         # the same with a leaf that no API server trusts
         shown = webhook.shown()
-        made = certificates.plan.plan(now, {}, {}, SETTINGS)
+        made = plan.plan(now, {}, {}, SETTINGS)
         for name in ("tls.crt", "tls.key"):
             (webhook.files / name).write_bytes(made.leaf[name])
         wait_for("the foreign leaf is shown", lambda: webhook.shown() != shown, 30)

@@ -25,13 +25,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.controllers import ACCOUNT, Door
 from cluster.kube import Kube, wait_for
 from cluster.provider import REPOSITORY
-from kvpool_operator import certificates
+from kvpool_operator.certificates import apply
+from kvpool_operator.certificates.peers import PeerPlan, PeerSettings
+from kvpool_operator.certificates.plan import Settings
 
 NAMESPACE = "kvpool-webhook"
 CONFIGURATION = "injector.kvpool.io"  # runs before the meshes' by its name
 MARK = "kvpool-test"
 AGENT_IMAGE = "example.test/agent:1"
-SETTINGS = certificates.Settings(
+SETTINGS = Settings(
     NAMESPACE,
     "kvpool-webhook",
     CONFIGURATION,
@@ -90,7 +92,8 @@ class Webhook:
 
     def __init__(self, kube: Kube, folder: Path) -> None:
         self.kube, self.folder = kube, folder
-        self.files = folder / "certificates"
+        self.files, self.peer_files = folder / "certificates", folder / "peers"
+        self.peers = PeerSettings(NAMESPACE)
         configuration = kube.core.api_client.configuration
         server = urlsplit(configuration.host)
         assert server.hostname and server.port
@@ -106,6 +109,7 @@ class Webhook:
     def start(self) -> None:
         command = [
             *(sys.executable, "-m", "kvpool_operator.webhook", "--certificates", str(self.files)),
+            *("--peers", str(self.peer_files)),
             *("--agent-image", AGENT_IMAGE, "--port", str(self.port), "--status-port", str(self.status_port)),
             *("--api-server", f"https://127.0.0.1:{self.door.port}", "--api-token-file", str(self.folder / "token")),
             *("--api-ca-file", str(self.folder / "ca.crt"), "--drain-seconds", "0"),
@@ -144,18 +148,29 @@ class Webhook:
             )
         )
 
-    def certify(self, now: datetime | None = None) -> certificates.Outcome:
+    def certify(self, now: datetime | None = None) -> apply.Outcome:
         """What the controller does, and then the kubelet: the Secret's files are swapped at once."""
-        outcome = certificates.reconcile(self.kube.core.api_client, SETTINGS, now or datetime.now(UTC))
-        secret = self.kube.core.read_namespaced_secret(SETTINGS.leaf_secret, NAMESPACE)
+        outcome = apply.reconcile(self.kube.core.api_client, SETTINGS, now or datetime.now(UTC))
+        self._bring(SETTINGS.leaf_secret, self.files)
+        return outcome
+
+    def authorise(self, now: datetime | None = None) -> PeerPlan:
+        """Likewise for the authority of the members; all of them trust what they are given at once."""
+        api = self.kube.core.api_client
+        cluster, at = apply.cluster_name(api), now or datetime.now(UTC)
+        plan, _ = apply.reconcile_peers(api, self.peers, cluster, lambda _bundle: True, at)
+        self._bring(self.peers.secret, self.peer_files)
+        return plan
+
+    def _bring(self, name: str, files: Path) -> None:
+        secret = self.kube.core.read_namespaced_secret(name, NAMESPACE)
         generation = self.folder / f"generation-{time.monotonic_ns()}"
         generation.mkdir()
-        for name, text in secret.data.items():
-            (generation / name).write_bytes(base64.b64decode(text))
+        for entry, text in secret.data.items():
+            (generation / entry).write_bytes(base64.b64decode(text))
         link = self.folder / "next"
         link.symlink_to(generation)
-        link.replace(self.files)
-        return outcome
+        link.replace(files)
 
     def forget_connections(self) -> set[str]:
         """Makes the API server leave its connections to the webhook, of which it keeps some for each bundle: blank
@@ -189,6 +204,7 @@ def running(kube: Kube, folder: Path) -> Iterator[Webhook]:
     webhook.api.create_mutating_webhook_configuration(registration(webhook.url))
     try:
         webhook.certify()
+        webhook.authorise()
         webhook.start()
         webhook.wait_ready()
         yield webhook
@@ -240,7 +256,12 @@ def _around() -> list[dict[str, Any]]:
             {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}}
             for name in ("kvpool-webhook", ACCOUNT)
         ),
-        *allowed("kvpool-webhook", rule("kvpool.io", "kvcachepools", "get", "list", "watch")),
+        *allowed(
+            "kvpool-webhook",
+            rule("kvpool.io", "kvcachepools", "get", "list", "watch"),
+            rule("authentication.k8s.io", "tokenreviews", "create"),
+            rule("", "pods", "get"),
+        ),
         *allowed(
             ACCOUNT,
             rule("", "secrets", "create"),
