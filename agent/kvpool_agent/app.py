@@ -130,7 +130,7 @@ class Agent:
             config.loading.deadlineSeconds,
             self._probe.before_load,
         )
-        self._store = StoreFlow(self._account)
+        self._store = StoreFlow(self._account, lambda: self._probe.awaited(others=False))
         self._warmup = WarmupFlow(
             lambda: configuration.config,
             self._members,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvpool_client.groups import FULL, Group, number_of, reference
+from kvpool_client.plan import BEYOND, Plan, Summary
 
 
 class Answer(enum.Enum):
@@ -29,62 +30,8 @@ class Answer(enum.Enum):
     RETRY = "retry"
 
 
-BEYOND = 1 << 62  # every block of every prompt
-
 # a request's keys by group, in the groups' order, each in the order of the prompt
 Chains = Callable[[], Sequence[Sequence[bytes]]]
-
-
-@dataclass(eq=False)
-class Plan:
-    """The state of one plan. `keys`: of all groups, group after group; `lacks`: indexes into them of the blocks that
-    the engine lacks; `begins`: the first of them, in blocks of the reference group; `hits`: what the agent says lies
-    ready; None until it has answered."""
-
-    request: str
-    number: int
-    keys: Sequence[bytes]
-    deadline: float
-    first: bool
-    sent: bool = False
-    begins: int = -1
-    lacks: set[int] = field(default_factory=set)
-    hits: frozenset[bytes] | None = None
-    promised: frozenset[bytes] = frozenset()  # of the agent's answer, whatever has become of it
-    late: bool = False  # the answer came when it was not waited for any more
-    taken_up: bool = False
-    given: set[bytes] = field(default_factory=set)  # answered HIT
-    asked_for: set[bytes] = field(default_factory=set)  # of those, by a load
-    came: set[bytes] = field(default_factory=set)
-    no_room_at: int = BEYOND  # the first block of the prompt that found no room
-    lost_at: int = BEYOND  # the first one that was given and is lacked again
-    retried: dict[int, bytes] = field(default_factory=dict)  # by group's number, in this step
-
-    def runs(self) -> list[list[int]]:
-        """`lacks` as runs, each from its first index to the one after its last."""
-        runs: list[list[int]] = []
-        for i in sorted(self.lacks):
-            if runs and runs[-1][1] == i:
-                runs[-1][1] = i + 1
-            else:
-                runs.append([i, i + 1])
-        return runs
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A finished request, for the agent's account, in blocks of the reference group: blocks of its prompt, index of
-    the first block that the engine lacked (-1: none, it was never asked); and of those that the agent has promised,
-    which of three things became of each: loaded, no room, failed to load or evicted before its use. unknown_blocks: of
-    a prompt that was ruled out, those that the engine lacked."""
-
-    request: str
-    prompt_blocks: int
-    asked: int
-    loaded_blocks: int
-    blocks_without_room: int
-    lost_blocks: int
-    unknown_blocks: int = 0
 
 
 @dataclass
@@ -102,6 +49,7 @@ class _Request:
     loaded_blocks: int = 0
     blocks_without_room: int = 0
     lost_blocks: int = 0
+    late_blocks: int = 0
 
     @property
     def plans(self) -> list[Plan]:
@@ -250,6 +198,7 @@ class Plans:
         entry.ruled_out = False
         self._number += 1
         entry.plan = plan = Plan(request, self._number, entry.keys, now + self.load_deadline, entry.asked < 0)
+        plan.again = any(before.sent for before in entry.dropped)
         self._by_number[plan.number] = plan
         self._unsent.append(plan)
 
@@ -304,7 +253,7 @@ class Plans:
         if plan is None:
             return
         plan.promised = frozenset(plan.keys[i] for i in hits if i in plan.lacks)
-        plan.late = plan.hits is not None
+        plan.answered, plan.late = True, plan.hits is not None
         if plan.hits is None:
             plan.hits = plan.promised
 
@@ -325,8 +274,11 @@ class Plans:
     def _settle(self, entry: _Request) -> None:
         """What became of the blocks that were promised; of one that was promised again, the last time."""
         again: set[bytes] = set()
+        first = entry.plans[0].promised if self._divisible and entry.plans and entry.plans[0].answered else None
         for plan in reversed(entry.plans):
             self._by_number.pop(plan.number, None)
+            if first is not None:
+                plan.promised &= first  # what has come since was counted as missed
             if again:
                 plan.promised = plan.promised - again if self._divisible else frozenset()
             again |= plan.promised
@@ -346,7 +298,10 @@ class Plans:
             loaded = promised if whole and all(self._has_come(entry, plan, key) for key in plan.promised) else 0
         entry.blocks_without_room += refused
         entry.loaded_blocks += loaded
-        entry.lost_blocks += promised - refused - loaded
+        if plan.late:
+            entry.late_blocks += promised - refused - loaded
+        else:
+            entry.lost_blocks += promised - refused - loaded
 
     @staticmethod
     def _has_come(entry: _Request, plan: Plan, key: bytes) -> bool:
@@ -392,4 +347,5 @@ class Plans:
             entry.blocks_without_room,
             entry.lost_blocks,
             (entry.prompt_blocks or 0) - entry.asked if entry.ruled_out and not entry.dropped else 0,
+            entry.late_blocks,
         )

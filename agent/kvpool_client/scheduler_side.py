@@ -206,6 +206,8 @@ class SchedulerSide:
             self._plans.drop(request)
         for plan in self._plans.end_step():
             header = {"verb": "lookup", "plan": plan.number, "lacks": plan.runs(), "room": self._room}
+            if plan.again:
+                header["again"] = True
             if not self.session.post(header, b"".join(plan.keys)):
                 self._plans.answer(plan.number, ())
 
@@ -226,6 +228,7 @@ class SchedulerSide:
             "without_room": summary.blocks_without_room,
             "lost": summary.lost_blocks,
             "unknown": summary.unknown_blocks,
+            "late": summary.late_blocks,
         }
         chains = chains_of(context, self._groups)
         self.session.post(header, b"".join(key for chain in chains for key in chain))

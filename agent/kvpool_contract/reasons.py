@@ -147,7 +147,7 @@ _TABLE = (
     ),
     Reason(
         "warm_deadline",
-        "The deadline passed before the hot set was in.",
+        "The pod was made ready before the hot set was in: a deadline had passed.",
         "Raise readiness.deadlineSeconds or prewarm.maxBytesPerSecond, or lower prewarm.maxBytes.",
     ),
     Reason(

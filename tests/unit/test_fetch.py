@@ -41,18 +41,21 @@ def wanted(*numbers: int) -> list[Wanted]:
 
 
 class Source:
-    """A dialer whose peer sends each block as `send` says; `asked` has the keys of each fetch."""
+    """A dialer whose peer sends each block as `send` says; `asked` has the keys of each fetch; `stopped`: whether it
+    says that it has left some out."""
 
-    def __init__(self, send: Callable[[int, bytes, Land], None] | None = None) -> None:
+    def __init__(self, send: Callable[[int, bytes, Land], None] | None = None, *, stopped: bool = False) -> None:
         self.send = send or whole
+        self.stopped = stopped
         self.asked: list[list[bytes]] = []
 
     def fetch(
         self, address: str, fingerprint: bytes, keys: Sequence[bytes], purpose: str, deadline: float, land: Land
-    ) -> None:
+    ) -> bool:
         self.asked.append(list(keys))
         for index, one in enumerate(keys):
             self.send(index, one, land)
+        return self.stopped
 
 
 def whole(index: int, one: bytes, land: Land, length: int = SLOT, tag: bytes = b"") -> None:
@@ -139,6 +142,12 @@ def test_bytes_of_another_tag_or_length_are_never_published(slab: Slab, bad: dic
     assert made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon()) == "transfer_failed"
     assert (held(slab), slab.arena.used_slots) == ([0], 1)
     assert account.counters.get("tag_failures", 0) == ("tag" in bad)
+
+
+def test_a_source_that_stopped_at_its_bounds_is_named_busy(slab: Slab) -> None:
+    made, _ = fetcher(Source(lambda index, one, land: whole(index, one, land) if index < 2 else None, stopped=True))
+    assert made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon()) == "busy"
+    assert held(slab) == [0, 1]
 
 
 def test_a_source_that_lost_blocks_meanwhile_is_named_evicted(slab: Slab) -> None:

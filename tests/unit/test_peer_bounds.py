@@ -240,6 +240,16 @@ def test_a_source_sends_no_faster_than_its_purpose_may(dialer: Dialer) -> None:
         assert source.account.counters["bound_prewarm_out_rate"] == BLOCKS - 1
 
 
+def test_a_source_that_stops_at_its_rate_says_so(dialer: Dialer) -> None:
+    table = purposes(Prewarm(maxBytesPerSecond=1 << 20), Loading())
+    with member(lambda: table, slot=1 << 20) as source:
+        for seconds, stopped in ((1.5, True), (WAIT, False)):
+            landed = Landed()
+            deadline = time.monotonic() + seconds
+            assert dialer.fetch(source.address, FORMAT, keys(3), "prewarm", deadline, landed) is stopped
+            assert (len(landed.blocks) < 3) is stopped
+
+
 @pytest.mark.parametrize("part", ["handshake", "request"])
 def test_an_asker_that_trickles_is_cut_off(part: str, monkeypatch: pytest.MonkeyPatch, dialer: Dialer) -> None:
     """Each byte comes in time, the whole does not."""

@@ -148,15 +148,6 @@ def test_what_another_request_has_brought_meanwhile_is_a_hit_if_the_request_was_
     assert plans.finish("r") == Summary("r", 4, 0, loaded, 0, 3 - loaded)
 
 
-def test_a_promise_that_came_too_late_is_lost(plans: Plans) -> None:
-    ask(plans, K0)
-    (plan,) = plans.end_step()
-    assert ask(plans, K0, now=6.0) is MISS
-    plans.answer(plan.number, [0, 1])
-    plans.scheduled("r")
-    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 2)
-
-
 def test_a_preempted_request_gets_a_new_plan_and_the_old_answer_is_dropped(plans: Plans) -> None:
     ask(plans, K0)
     (old,) = plans.end_step()
@@ -331,59 +322,40 @@ def test_of_windows_alone_a_few_blocks_stand_for_the_prefix() -> None:
     assert plans.finish("r") == Summary("r", 4, 0, 3, 0, 0)
 
 
-def test_a_prompt_that_nobody_knows_is_a_miss_in_its_first_step_and_asked_for_when_it_is_known() -> None:
-    known: set[bytes] = set()
-    plans = Plans([Group(0, FULL, 0, 4), Group(7, WINDOW, 8, 4)], 5.0, lambda key, now: key not in known)
-    plans.begin("r", lambda: [CHAIN, WINDOWS])
-    assert [ask(plans, key) for key in (K0, WINDOWS[3], K1)] == [MISS] * 3
-    assert plans.end_step() == []
-    assert ask(plans, K0) is MISS
-    assert plans.end_step() == []
-    known.add(K0)
-    assert ask(plans, K0) is RETRY
-    (plan,) = plans.end_step()
-    assert plan.runs() == [[0, 4]]
-    plans.answer(plan.number, [])
-    assert ask(plans, K0) is MISS
-    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0)
-
-
-def test_all_blocks_of_a_prompt_that_was_ruled_out_are_unknown_ones() -> None:
-    plans = Plans([Group(0, FULL, 0, 4)], 5.0, lambda key, now: True)
-    plans.begin("r", lambda: [CHAIN])
-    assert ask(plans, K0) is MISS
-    plans.end_step()
-    plans.scheduled("r")
-    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0, unknown_blocks=4)
-
-
-def test_only_where_the_engine_lacks_the_first_block_of_full_attention_a_prompt_is_ruled_out() -> None:
-    plans = Plans([Group(7, WINDOW, 8, 4), Group(0, FULL, 0, 4)], 5.0, lambda key, now: True)
-    for name, first in (("r", K1), ("s", WINDOWS[0])):
-        plans.begin(name, lambda: [WINDOWS, CHAIN])
-        assert plans.lookup(name, first, 0.0, ROOM) is RETRY
-        # once it is asked for, its plan decides
-        assert plans.lookup(name, K0, 0.0, ROOM) is (MISS if first == K1 else RETRY)
-    assert len(plans.end_step()) == 2
-
-
-def test_a_request_that_was_planned_before_its_preemption_has_had_its_misses_counted() -> None:
-    ruled_out = False
-    plans = Plans([Group(0, FULL, 0, 4)], 5.0, lambda key, now: ruled_out)
-    plans.begin("r", lambda: [CHAIN])
+def test_a_plan_after_a_preemption_says_that_it_is_one_where_the_agent_was_asked_before(plans: Plans) -> None:
     ask(plans, K0)
-    (plan,) = plans.end_step()
-    plans.answer(plan.number, [])
+    plans.drop("r")  # in the step of its first lookup: the agent has heard of nothing
+    ask(plans, K0)
+    (second,) = plans.end_step()
+    assert not second.again
     plans.drop("r")
-    ruled_out = True
-    assert ask(plans, K0) is MISS
-    assert plans.finish("r").unknown_blocks == 0
+    ask(plans, K0)
+    (third,) = plans.end_step()
+    assert third.again
 
 
-def test_nobody_to_ask_is_no_unknown_prompt() -> None:
-    plans = Plans([Group(0, FULL, 0, 4)], 5.0, lambda key, now: True)
-    plans.begin("r", lambda: [CHAIN])
-    assert ask(plans, K0) is MISS
-    plans.end_step()
-    assert plans.decline("r", K0) is MISS
-    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0)
+@pytest.mark.parametrize(("first", "second", "loaded"), [([0, 1], [0, 1, 2], 2), ([0, 1], [0], 2), ([], [0, 1], 0)])
+def test_of_a_preempted_request_each_block_counts_once(
+    plans: Plans, first: list[int], second: list[int], loaded: int
+) -> None:
+    """As the first answer said, which the agent has counted the misses by."""
+    for hits in (first, second):
+        ask(plans, K0)
+        (plan,) = plans.end_step()
+        plans.answer(plan.number, hits)
+        assert [ask(plans, key) for key in CHAIN[: len(hits)]] == [HIT] * len(hits)
+        plans.loading("r", CHAIN[: len(hits)])
+        plans.end_step()
+        plans.loaded("r", CHAIN[: len(hits)])
+        if hits is first:
+            plans.drop("r")
+    assert plans.finish("r") == Summary("r", 4, 0, loaded, 0, 0)
+
+
+def test_what_was_promised_too_late_is_told_as_late(plans: Plans) -> None:
+    ask(plans, K0, now=1.0)
+    (plan,) = plans.end_step()
+    assert ask(plans, K0, now=6.0) is MISS
+    plans.answer(plan.number, [0, 1])
+    plans.scheduled("r")
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0, late_blocks=2)

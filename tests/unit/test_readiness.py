@@ -192,8 +192,14 @@ def test_a_loss_hides_no_better_reason_and_does_not_make_ready() -> None:
 
 
 @pytest.mark.parametrize("last", [("", ""), (WARMING, ""), (STARTING, ""), ("Draining", "x")])
-def test_a_latched_worker_that_was_told_no_ready_state_counts_its_arena_as_lost(last: tuple[str, str]) -> None:
-    assert state_of(resumed(*last)) == (DEGRADED, "arena_lost")
+def test_a_pod_that_was_made_ready_without_a_worker_that_was_is_one_whose_hot_set_was_not_in(
+    last: tuple[str, str],
+) -> None:
+    readiness = resumed(*last)
+    assert state_of(readiness) == (DEGRADED, "warm_deadline")
+    attached(readiness)
+    warm(readiness)
+    assert state_of(readiness) == (WARM, "")
 
 
 def test_a_worker_restarted_before_the_latch_starts_over() -> None:

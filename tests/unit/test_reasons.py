@@ -20,6 +20,7 @@ CALLS = {
     "bare": 0,
     "report_bare": 1,
     "miss": 0,
+    "_miss": 1,
     "Holders": 1,
     "ended": 0,
     "warmed": 0,
@@ -37,7 +38,7 @@ RETURNS = {
     "directory/locate.py": {"holders", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},
-    "policy/readiness.py": {"__init__", "attached", "tick", "warmed"},
+    "policy/readiness.py": {"__init__", "arena_lost", "attached", "tick", "warmed"},
 }
 # words in those functions that are no reasons
 OTHER_WORDS = {

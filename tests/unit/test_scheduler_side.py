@@ -114,7 +114,7 @@ def test_a_preempted_request_is_planned_anew(side: SchedulerSide) -> None:
     side.end_step((), ("r",))
     assert side.lookup(KEYS[0], context) is Answer.RETRY
     side.end_step((), ())
-    assert side.session.verbs() == ["lookup", "lookup"]
+    assert [header.get("again") for header, _ in side.session.posted] == [None, True]
 
 
 def copied(job_id: int) -> wire.Frame:

@@ -164,3 +164,21 @@ def test_more_uncommitted_jobs_than_the_bound_are_not_kept(
     monkeypatch.setattr(store, "MAX_UNCOMMITTED", 2)
     assert [bench.ask(job, job) for job in range(3)] == [(True, 1), (True, 1), (False, 0)]
     assert slab.arena.used_slots == 2
+
+
+def test_before_a_verdict_on_the_engine_its_blocks_hold_a_quarter_of_the_arena_at_most(
+    slab: Slab, rows: HostPool
+) -> None:
+    waiting = True
+    bench = Bench(slab, rows)
+    bench.flow = StoreFlow(bench.account, lambda: waiting)
+    bench.flow.start()
+    assert bench.ask(1, 0) == (True, 1)
+    assert bench.ask(2, 1, 2, 3) == (False, 1)
+    assert bench.ask(3, 4) == (False, 0)
+    assert (slab.arena.used_slots, bench.account.counters) == (SLOTS // 4, {"stores_await_verdict": 2})
+    waiting = False
+    for job in (1, 2):
+        bench.flow.commit(bench.open, job)
+    assert bench.ask(4, *range(8)) == (True, 6)
+    bench.flow.close()

@@ -227,7 +227,8 @@ class EngineSession:
         handler, header = self._handler, frame.header
         match frame.verb:
             case "lookup":
-                self._on_lookup(int(header["plan"]), header["lacks"], int(header["room"]), frame.tail)
+                again = bool(header.get("again"))
+                self._on_lookup(int(header["plan"]), header["lacks"], int(header["room"]), again, frame.tail)
             case "load":
                 self._on_load(int(header["call"]), self._keys(frame.tail), int(header.get("done_plan", 0)))
             case "release":
@@ -242,6 +243,7 @@ class EngineSession:
                 self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
                 handler.account.miss("no_room", int(header.get("without_room", 0)))
                 handler.account.miss("evicted", int(header.get("lost", 0)))
+                handler.account.miss("deadline", int(header.get("late", 0)))
                 self._on_unknown(int(header.get("unknown", 0)))
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
@@ -268,7 +270,7 @@ class EngineSession:
     def _block_keys(self, chains: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
         return [[self._slab.key(key, self._hash_bytes) for key in chain] for chain in chains]
 
-    def _on_lookup(self, plan: int, runs: Any, room: int, tail: bytes) -> None:
+    def _on_lookup(self, plan: int, runs: Any, room: int, again: bool, tail: bytes) -> None:
         chains = self._by_group(tail)
         count = sum(map(len, chains))
         lacks = [False] * count
@@ -294,7 +296,7 @@ class EngineSession:
             indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
             self._port.send({"verb": "plan", "plan": plan, "hits": indexes})
 
-        self._handler.lookup.submit(self._slab, Request(blocks, self._block_keys(chains), room), answer)
+        self._handler.lookup.submit(self._slab, Request(blocks, self._block_keys(chains), room, again), answer)
 
     def _on_load(self, call: int, keys: list[bytes], done_plan: int) -> None:
         lease, held = self._slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)

@@ -199,14 +199,14 @@ class Fetcher:
             order.checked(block.key)
             order.arrived(length)
 
-        def ask() -> None:
-            self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
+        def ask() -> bool:
+            return self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
 
         began = time.monotonic()
         try:
-            self._patiently(ask, self._purposes()[purpose].receiving.busy_tries, deadline)
+            stopped = self._patiently(ask, self._purposes()[purpose].receiving.busy_tries, deadline)
             self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
-            reason = reason or ("" if landed == len(wanted) else "evicted")
+            reason = reason or ("" if landed == len(wanted) else "busy" if stopped else "evicted")
         except PeerError as error:
             now = time.monotonic()
             reason = self._fault(address, error, landed * slab.slot_bytes, now - began, now >= deadline)
@@ -216,8 +216,8 @@ class Fetcher:
             slab.arena.give_back(slots)
         return reason
 
-    def _patiently(self, ask: Callable[[], None], tries: int, deadline: float) -> None:
-        """Asks so many times again when the source is busy, after the pause that it named."""
+    def _patiently(self, ask: Callable[[], bool], tries: int, deadline: float) -> bool:
+        """Asks so many times again when the source is busy, after the pause that it named; what it answers at last."""
         for _ in range(tries):
             try:
                 return ask()

@@ -41,11 +41,12 @@ Answer = Callable[[Sequence[Sequence[int]], int], None]
 @dataclass(frozen=True)
 class Request:
     """`blocks` and `keys` by group: what the engine lacks, and the keys of those same blocks; `room`: how many blocks
-    its host pool can take in."""
+    its host pool can take in; `again`: it was preempted after an earlier plan, which has counted its misses."""
 
     blocks: Sequence[Blocks]
     keys: Sequence[Sequence[bytes]]
     room: int
+    again: bool = False
 
     def chosen(self, indexes: Sequence[Sequence[int]]) -> list[Wanted]:
         """The blocks at these indexes, by group. Those of a full-attention chain have a parent."""
@@ -103,7 +104,7 @@ class LookupFlow:
         """Plans the request and answers."""
         reason = "paused" if self.paused else "" if self._places.acquire(blocking=False) else "busy"
         if reason:
-            self._account.miss(reason, request.beyond(0))
+            self._miss(request, reason, request.beyond(0))
             answer([()] * len(request.blocks), NO_LEASE)
             return
         deadline = time.monotonic() + self.load_seconds
@@ -112,6 +113,10 @@ class LookupFlow:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _miss(self, request: Request, reason: str, blocks: int) -> None:
+        if not request.again:
+            self._account.miss(reason, blocks)
+
     def _run(self, slab: Slab, request: Request, deadline: float, answer: Answer) -> None:
         hits: Sequence[Sequence[int]] = [()] * len(request.blocks)
         lease = NO_LEASE
@@ -119,7 +124,7 @@ class LookupFlow:
             hits, lease = self.plan(slab, request, deadline)
         except Exception:
             log.exception("plan failed")
-            self._account.miss("unknown", request.beyond(0))
+            self._miss(request, "unknown", request.beyond(0))
         finally:
             self._places.release()
             answer(hits, lease)
@@ -130,7 +135,7 @@ class LookupFlow:
         self._account.count("plans")
         obstacle = self._obstacle(deadline)
         if obstacle:
-            self._account.miss(obstacle, request.beyond(0))
+            self._miss(request, obstacle, request.beyond(0))
             return [[] for _ in request.blocks], NO_LEASE
         here = _held(slab, request)
         end = min(blocks.tokens for blocks in request.blocks)
@@ -157,11 +162,11 @@ class LookupFlow:
         came, hits, lease = self._verified(slab, request, fresh)
         planned = max(planned, came)  # more may have come than was known of
         possible = max(possible, planned)
-        miss, at = self._account.miss, request.beyond
-        miss(reason or "evicted", at(came) - at(planned))
-        miss("no_room", at(planned) - at(possible))
-        miss("window_missing", at(possible) - at(max(reach, possible)))
-        miss(rest_reason or "evicted", at(max(reach, possible)))
+        at = request.beyond
+        self._miss(request, reason or "evicted", at(came) - at(planned))
+        self._miss(request, "no_room", at(planned) - at(possible))
+        self._miss(request, "window_missing", at(possible) - at(max(reach, possible)))
+        self._miss(request, rest_reason or "evicted", at(max(reach, possible)))
         return hits, lease
 
     def _bring(

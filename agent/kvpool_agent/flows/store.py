@@ -21,6 +21,7 @@ log = logging.getLogger("kvpool.store")
 QUEUE_JOBS = 256
 MAX_UNCOMMITTED = 1024
 COPY_SECONDS = 30.0
+LONG_WAITING_PART = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Uncommitted:
         self.jobs: dict[int, _Copied] = {}
         self.closed = False
 
+    def room(self, slots: int) -> int:
+        """How many blocks more may wait for long: they can't be evicted, so it is a part of the arena alone."""
+        with self.lock:
+            return max(0, slots // LONG_WAITING_PART - sum(len(job.blocks) for job in self.jobs.values()))
+
 
 # job, whether every block is here now, blocks copied
 Reply = Callable[[int, bool, int], None]
@@ -63,8 +69,10 @@ Reply = Callable[[int, bool, int], None]
 class StoreFlow:
     """Any thread may call; one thread copies."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, pending: Callable[[], bool] = lambda: False) -> None:
+        """pending: whether what is committed may have to wait for a verdict on the engine before it is published."""
         self._account = account
+        self._pending = pending
         self.paused = False
         self._queue: queue.Queue[tuple[Slab, HostPool, Uncommitted, int, Sequence[Offer], Reply] | None] = queue.Queue(
             QUEUE_JOBS
@@ -152,10 +160,15 @@ class StoreFlow:
     ) -> tuple[bool, int]:
         copied = _Copied(slab)
         whole = True
+        room = open_jobs.room(slab.arena.slot_count) if self._pending() else len(offers)
         here = slab.arena.held([o.key for o in offers])
         for offer, known in zip(offers, here, strict=True):
             if known:
                 continue
+            if len(copied.blocks) >= room:
+                self._account.count("stores_await_verdict")
+                whole = False
+                break
             now = time.monotonic()
             writable = slab.arena.writable(now)
             slots = slab.arena.reserve(1, now)

@@ -189,8 +189,8 @@ class Dialer:
         purpose: str,
         deadline: float,
         land: Callable[[int, bytes, int, Callable[[memoryview], None]], None],
-    ) -> None:
-        """Streams blocks in order until the source has sent what it has.
+    ) -> bool:
+        """Streams blocks in order until the source has sent what it has, or, then True, what its bounds allowed.
 
         For each one that it holds, `land(index, tag, length, read_into)` must read exactly `length` bytes. deadline:
         on the monotonic clock, for everything.
@@ -206,7 +206,7 @@ class Dialer:
                 message, tail_length = connection.receive()
                 if isinstance(message, frames.FetchEnd):
                     connection.until(None)
-                    return
+                    return message.stopped
                 if isinstance(message, frames.Refused):
                     if message.reason == "busy" and before < 0 and not tail_length:
                         connection.until(None)

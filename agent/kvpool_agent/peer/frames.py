@@ -101,8 +101,11 @@ class Block(Message, tag="block"):
     tag: bytes
 
 
-class FetchEnd(Message, tag="end"):
-    """All blocks of a Fetch that are held have been sent."""
+class FetchEnd(Message, tag="end", omit_defaults=True):
+    """All blocks of a Fetch that are held have been sent; `stopped`: as many of them as the source's bounds let it
+    send within the asker's time."""
+
+    stopped: bool = False
 
 
 class Hot(Message, tag="hot"):

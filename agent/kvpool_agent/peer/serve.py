@@ -281,14 +281,15 @@ class PeerServer:
             raise PeerError(f"unknown purpose of a fetch: {message.purpose[:20]!r}")
         # in this order: whatever the asker has written there, also what is no number, gives a time
         until = time.monotonic() + min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
+        stopped = False
         with self._gates[message.purpose].entered(0, streams=purpose.sending.streams, room=0) as served:
             if served:
                 try:
                     with self._source.blocks(message.format, keys, message.purpose) as blocks:
-                        self._stream(connection, message.purpose, blocks, len(keys) - 1, until)
+                        stopped = self._stream(connection, message.purpose, blocks, len(keys) - 1, until)
                 except PeerBusy:
                     served = False
-        self._reply(connection, frames.FetchEnd() if served else frames.Refused("busy", BUSY_RETRY_SECONDS))
+        self._reply(connection, frames.FetchEnd(stopped) if served else frames.Refused("busy", BUSY_RETRY_SECONDS))
 
     def _stream(
         self,
@@ -297,9 +298,9 @@ class PeerServer:
         blocks: Iterator[tuple[int, bytes, memoryview]],
         last: int,
         until: float,
-    ) -> None:
-        """Sends them at the purpose's pace; what the asker would not wait for is left out. Raises PeerBusy where
-        that is all of them: an answer without a block would look as if none were held. last: index of the last one."""
+    ) -> bool:
+        """Sends them at the purpose's pace; whether blocks were left out for which the asker would not have waited.
+        Raises PeerBusy where that is all of them: it may be asked again. last: index of the last one."""
         sent = 0  # of the last block
         while True:
             in_time = self._paces[purpose].wait(
@@ -313,10 +314,10 @@ class PeerServer:
                 self._count(f"bound_{purpose}_out_seconds")
                 if not sent:
                     raise PeerBusy(BUSY_RETRY_SECONDS)
-                return
+                return True
             block = next(blocks, None)  # asked for when it can be sent: from here on it is kept from eviction
             if block is None:
-                return
+                return False
             index, tag, data = block
             try:
                 self._reply(connection, frames.Block(index, tag), data)
@@ -326,4 +327,4 @@ class PeerServer:
             sent = len(data)
             if index == last:  # the asker need not wait for what the next one owes
                 self._paces[purpose].owe(sent, self._purposes()[purpose].sending.bytes_per_second, sent)
-                return
+                return False

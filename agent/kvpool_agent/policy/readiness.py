@@ -29,13 +29,13 @@ class Readiness:
     """`state`, `reason` (of Ready(degraded), else empty) and `ready_at`. Times in seconds of one clock."""
 
     def __init__(self, limits: Limits, now: float, *, latched: bool = False, last: tuple[str, str] = ("", "")) -> None:
-        """latched: an earlier worker of this container was ready already; last: its state and reason, where it told
-        them."""
+        """latched: an earlier worker of this container was ready already, or none was for so long that the supervisor
+        made the pod ready; last: the state and reason that it told."""
         self._limits = limits
         self._started_at = now
         self._state, self._reason = STARTING, ""
         if latched:
-            self._state, self._reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "arena_lost")
+            self._state, self._reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "warm_deadline")
         self.latched = latched
         self._resumed = latched and self._reason != RESUMED
         self._paused = False

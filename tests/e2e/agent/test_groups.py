@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from agent_pool import AgentPool, Node
-from standin_engine import FULL_ATTENTION, HYBRID, Served, engine_keys, prompt
+from standin_engine import BLOCK_TOKENS, FULL_ATTENTION, HYBRID, Served, engine_keys, prompt
 
 from kvpool_client.groups import STATE, Group
 from kvpool_contract.status import AgentStatus, Transfer
@@ -260,3 +260,19 @@ def test_a_request_that_is_preempted_is_planned_anew_and_loses_nothing(
     assert plans == 1 + (moment == "before it is answered" and bool(preempted))
     assert not engine.side.ledger.pending
     assert engine.rows_lost == 0
+
+
+def test_misses_of_a_request_that_is_preempted_are_counted_once(attach: Callable[..., list[Side]]) -> None:
+    a, b = attach(FULL_ATTENTION)
+    plans: list[int] = []
+    while 2 not in plans:  # its plan may come before its preemption: then there is one plan alone
+        assert len(plans) < 50, "no request was asked for twice"
+        tokens = prompt(f"twice {len(plans)}", BLOCKS)
+        before = Side(b.node, b.node.status())
+        a.node.engine.serve(tokens[: BLOCKS // 2 * BLOCK_TOKENS])
+        engine = b.node.until_knows(tokens).engine
+        (served,) = engine.serve_together([tokens], lambda step, engine=engine: step == 1 and not engine.loading)
+        assert (served.pool, served.computed, served.equal) == (BLOCKS // 2, BLOCKS // 2, True)
+        before.until("counted", lambda side: side.hits() == (BLOCKS // 2, 0, BLOCKS // 2))
+        assert before.misses() == {"never_published": BLOCKS // 2}
+        plans.append(b.node.status().counters["plans"] - before.before.counters.get("plans", 0))

@@ -1,0 +1,63 @@
+"""A request's plan as it stands, and what is told of a request when it ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+BEYOND = 1 << 62  # every block of every prompt
+
+
+@dataclass(eq=False)
+class Plan:
+    """The state of one plan. `keys`: of all groups, group after group; `lacks`: indexes into them of the blocks that
+    the engine lacks; `begins`: the first of them, in blocks of the reference group; `hits`: what the agent says lies
+    ready; None until it has answered. `again`: the agent was asked for one of this request before, and has counted
+    what was missed."""
+
+    request: str
+    number: int
+    keys: Sequence[bytes]
+    deadline: float
+    first: bool
+    again: bool = False
+    sent: bool = False
+    begins: int = -1
+    lacks: set[int] = field(default_factory=set)
+    hits: frozenset[bytes] | None = None
+    promised: frozenset[bytes] = frozenset()  # of the agent's answer, whatever has become of it
+    answered: bool = False
+    late: bool = False  # the answer came when it was not waited for any more
+    taken_up: bool = False
+    given: set[bytes] = field(default_factory=set)  # answered HIT
+    asked_for: set[bytes] = field(default_factory=set)  # of those, by a load
+    came: set[bytes] = field(default_factory=set)
+    no_room_at: int = BEYOND  # the first block of the prompt that found no room
+    lost_at: int = BEYOND  # the first one that was given and is lacked again
+    retried: dict[int, bytes] = field(default_factory=dict)  # by group's number, in this step
+
+    def runs(self) -> list[list[int]]:
+        """`lacks` as runs, each from its first index to the one after its last."""
+        runs: list[list[int]] = []
+        for i in sorted(self.lacks):
+            if runs and runs[-1][1] == i:
+                runs[-1][1] = i + 1
+            else:
+                runs.append([i, i + 1])
+        return runs
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished request, for the agent's account, in blocks of the reference group: blocks of its prompt, index of
+    the first block that the engine lacked (-1: none, it was never asked); and of those that the agent has promised,
+    which of three things became of each: loaded, no room, failed to load or evicted before its use. unknown_blocks: of
+    a prompt that was ruled out, those that the engine lacked. late_blocks: promised when they were not waited for any
+    more."""
+
+    request: str
+    prompt_blocks: int
+    asked: int
+    loaded_blocks: int
+    blocks_without_room: int
+    lost_blocks: int
+    unknown_blocks: int = 0
+    late_blocks: int = 0
