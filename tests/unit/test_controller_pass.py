@@ -13,6 +13,7 @@ from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import Cluster, Document, Key
 from kvpool_operator.controller.main import liveness_url
 from kvpool_operator.controller.reconcile import Reconciler
+from kvpool_operator.desired.pods import Pod, living
 
 KEY = ("a", "chat")
 BARE = [f"bare-{number}" for number in range(5)]
@@ -33,8 +34,8 @@ class TakesNoEvents:
     def read(self, wanted: Document) -> Document:
         return wanted
 
-    def pods(self, _: Key) -> list[Document]:
-        return [{"metadata": {"name": name, "uid": f"{name}-uid"}} for name in BARE]
+    def pods(self, _: Key) -> list[Pod]:
+        return living([{"metadata": {"name": name, "uid": f"{name}-uid"}} for name in BARE])
 
     def create_event(self, event: Document) -> bool:
         self.events.append(event["involvedObject"]["name"])

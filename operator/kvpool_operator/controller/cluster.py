@@ -12,6 +12,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from kvpool_contract.names import API_GROUP, POOL_LABEL
+from kvpool_operator.desired.pods import Pod, living
 from kvpool_operator.desired.pool import API_VERSION
 
 VERSION, PLURAL = API_VERSION.partition("/")[2], "kvcachepools"
@@ -69,12 +70,13 @@ class Cluster:
             )
         )
 
-    def write_status(self, pool: Document, status: Document) -> None:
-        """Replaces the whole status; conflicts where the pool has changed since it was read."""
-        self._custom.replace_namespaced_custom_object_status(
+    def write_status(self, pool: Document, status: Document) -> Document:
+        """Replaces the whole status and returns the pool; conflicts where that has changed since it was read."""
+        written: Document = self._custom.replace_namespaced_custom_object_status(
             API_GROUP, VERSION, pool["metadata"]["namespace"], PLURAL, pool["metadata"]["name"],
             {**pool, "status": status}, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
+        return written
 
     # -- objects of a pool ---------------------------------------------------------------------------
 
@@ -102,16 +104,15 @@ class Cluster:
                 raise RefusedError(_sentence(error)) from None
             raise
 
-    def pods(self, key: Key) -> list[Document]:
-        """The pods with the pool's label. From the server's cache: a pass that sees yesterday's is followed by
+    def pods(self, key: Key) -> list[Pod]:
+        """The living pods with the pool's label. From the server's cache: a pass that sees yesterday's is followed by
         another one."""
         namespace, name = key
         answer = self._core.list_namespaced_pod(
             namespace, label_selector=f"{POOL_LABEL}={name}", resource_version="0", _preload_content=False,
             _request_timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
-        items: list[Document] = _document(answer)["items"]
-        return items
+        return living(_document(answer)["items"])
 
     def create_event(self, event: Document) -> bool:
         """Whether it was not there yet."""

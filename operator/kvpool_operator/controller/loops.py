@@ -17,7 +17,7 @@ log = logging.getLogger("kvpool.controller")
 QUIET_SECONDS = 0.5
 PASS_SECONDS = 120.0
 RESYNC_SECONDS = 60.0
-PARALLEL = 8
+PARALLEL = 64  # passes at a time: they wait for agents most of the time, and for the API server in few threads
 JITTER = 0.1
 MOST_DOUBLINGS = 10  # of the pause after a failure; the thousandth would be no number any more
 

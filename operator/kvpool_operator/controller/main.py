@@ -23,6 +23,7 @@ from kvpool_operator.controller import certificates as webhook_certificates
 from kvpool_operator.controller import identity, metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import NOT_FOUND, PLURAL, VERSION, Cluster, Key
+from kvpool_operator.controller.known import Known
 from kvpool_operator.controller.loops import Loops
 from kvpool_operator.controller.reconcile import Reconciler
 
@@ -30,10 +31,11 @@ log = logging.getLogger("kvpool.controller")
 
 REQUEST_SECONDS = 10.0
 RETRY_SECONDS = 5.0
+GOOD_FOR = 6  # times the seconds between passes: how old what was read of the API server may be
 
 
 def handlers(
-    cluster: Cluster,
+    cluster: Known,
     k8s_namespaces: list[str],
     every: float,
     webhook: Settings | None = None,
@@ -73,11 +75,17 @@ def handlers(
             await agents.close()
 
     @kopf.on.event(API_GROUP, VERSION, PLURAL, registry=registry)
-    async def pool_changed(namespace: str | None, name: str | None, **_: Any) -> None:
-        _wake(namespace, name)
+    async def pool_changed(
+        type: str | None,
+        body: kopf.Body, namespace: str | None, name: str | None, **_: Any,
+    ) -> None:  # fmt: skip
+        if namespace and name and cluster.pool_seen((namespace, name), {**body}, gone=type == "DELETED"):
+            _wake(namespace, name)
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        if namespace and labels.get(POOL_LABEL):
+            cluster.pods_seen((namespace, labels[POOL_LABEL]))
         _wake(namespace, labels.get(POOL_LABEL))
 
     def _wake(namespace: str | None, pool: str | None) -> None:
@@ -137,7 +145,7 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     if options.metrics_port:
         metrics.serve(options.metrics_port)
-    cluster = Cluster()
+    cluster = Known(GOOD_FOR * options.poll_seconds)
     wait_for_definition(cluster, options.namespace)
     try:
         kopf.run(

@@ -16,7 +16,6 @@ from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key,
 from kvpool_operator.desired.events import Event, member_events, pool_events
 from kvpool_operator.desired.objects import document_hash, keeping_document, pool_objects
 from kvpool_operator.desired.ownership import judge, owned
-from kvpool_operator.desired.pods import living
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
 from kvpool_operator.desired.status import Observed, pool_status
 
@@ -63,7 +62,7 @@ class Reconciler:
         else:
             refused, paused = await self._make_objects(wanted, pool["metadata"]), wanted.spec.paused
         document = await self._document(key)
-        pods = living(await asyncio.to_thread(self._cluster.pods, key))
+        pods = await asyncio.to_thread(self._cluster.pods, key)
         members = await self._agents.ask(pods)
         for member in members:
             if member.injected and member.expected:
