@@ -25,6 +25,8 @@ from kvpool_operator.desired.pool import (
     PoolSpec,
 )
 from kvpool_operator.desired.quantity import format_quantity
+from kvpool_operator.desired.spaces import LABEL_VALUE, LabelValue
+from kvpool_operator.desired.spaces import RULES as SPACE_RULES
 from kvpool_operator.desired.status import PoolStatus
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"
@@ -51,7 +53,8 @@ RULES = {
             "quantity(string(self.agent.resources.limits['memory']))"
             ".compareTo(quantity(string(self.tiers.memory.size))) >= 0",
             "agent.resources.limits.memory has no room for the arena of tiers.memory.size; raise it, or lower that",
-        )
+        ),
+        *SPACE_RULES,
     ],
     "spec.agent.resources": [
         (
@@ -136,7 +139,7 @@ def _object(shape: Any, path: str) -> dict[str, Any]:
         properties[field.encode_name] = schema = _value(field.type, inner)
         if field.required:
             required.append(field.encode_name)
-        elif path.startswith("spec"):
+        elif path.startswith("spec") and field.default is not None:
             default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
             schema["default"] = {} if isinstance(default, msgspec.Struct) else _written(default)
     schema = {"type": "object", "description": inspect.cleandoc(shape.__doc__).replace("\n", " ")}
@@ -183,6 +186,9 @@ def _value(kind: Any, path: str) -> dict[str, Any]:
             else {"x-kubernetes-list-type": "atomic"}
         )
         return said | {"type": "array", "maxItems": _bound(meta, path), "items": items} | keys
+    if get_origin(kind) is dict and get_args(kind)[1] == LabelValue:
+        text = {"type": "string", "maxLength": LABEL_VALUE}
+        return said | {"type": "object", "maxProperties": _bound(meta, path), "additionalProperties": text}
     if get_origin(kind) is dict:
         return said | {"type": "object", "maxProperties": _bound(meta, path), "additionalProperties": _quantity(0)}
     if kind is bool:

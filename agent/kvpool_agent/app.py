@@ -31,13 +31,17 @@ from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
 from kvpool_agent.flows.recover import RecoveryFlow
+from kvpool_agent.flows.requests import RequestNames
 from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.flows.warmup import WarmupFlow
 from kvpool_agent.heartbeat import Beat
+from kvpool_agent.keyring import Keyring
+from kvpool_agent.observe import spaces
 from kvpool_agent.observe.engine import EngineWatch
 from kvpool_agent.observe.http import application
 from kvpool_agent.observe.members import peer_status
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Limits, Readiness
@@ -57,7 +61,7 @@ OF_THE_ATTACHED = ("probe_mismatch", "groups_unsupported", "state_groups_unsuppo
 @dataclass(frozen=True)
 class Place:
     """Where this worker runs: addresses, folder, what the supervisor told it; the hash of its pod's template, empty
-    where it is not known."""
+    where it is not known; the cache namespaces that its pod may hold beside the default one, None for all."""
 
     bind: str
     peer_port: int
@@ -69,6 +73,7 @@ class Place:
     last_beat: Beat
     template: str
     identity: IdentityPlace
+    cache_namespaces: tuple[str, ...] | None = None
 
 
 class Agent:
@@ -87,14 +92,15 @@ class Agent:
         self._readiness_lock = threading.Lock()
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
-        self._slabs = Slabs(memory, writable_at)
+        self._keyring = Keyring(config, place.cache_namespaces)
+        self._slabs = Slabs(memory, writable_at, self._keyring)
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._certification = Certification(config, place.member, place.identity, self._account)
         transport = self._certification.transport
-        self._dialer = Dialer(self._identity, transport)
-        self._teller = Dialer(
-            self._identity, transport
-        )  # announcements and requests never wait for each other's connections
+        entitlement = Entitlement(self._keyring, (self._identity.member, self._identity.incarnation))
+        self._dialer = Dialer(self._identity, transport, entitlement)
+        # announcements and requests never wait for each other's connections
+        self._teller = Dialer(self._identity, transport, entitlement)
         self._breakers = Breakers(self._account)
         self._members = MemberView(
             config.members, self._dialer, place.member, self._gone, self._other, self._own_format
@@ -138,6 +144,7 @@ class Agent:
             self._fetcher,
             self._breakers,
             self._account,
+            lambda: self._slabs.all[1:],
         )
         self._warming = False
         self._early: EarlyWarmup | None = None
@@ -170,14 +177,19 @@ class Agent:
             count=self._account.count,
             transport=transport,
             status=lambda: contract.encode_status(self.status()),
+            entitlement=entitlement,
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         self._heads = HeadFilter(
-            self._slabs, self._members, lambda others: self._lookup.paused or self._probe.awaited(others)
+            self._slabs,
+            self._members,
+            # what a client could make of a name without a key is no name here
+            lambda others: self._keyring.keyed or self._lookup.paused or self._probe.awaited(others),
         )
         hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
-        self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler)
+        requests = RequestNames(self._keyring, self._account)
+        self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler, requests.session)
         self._config_hash = configuration.in_force.hash
         self._started_at = contract.now()
         self._stopping = asyncio.Event()
@@ -189,6 +201,7 @@ class Agent:
         await runner.setup()
         await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
         self._certification.start()
+        self._keyring.start()
         self._members.start()
         self._announcer.start()
         self._orphans.start()
@@ -222,6 +235,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
+            self._keyring.close()
             self._engine_port.close()
             self._peers.close()
             self._certification.close()
@@ -344,16 +358,6 @@ class Agent:
     def status(self) -> contract.AgentStatus:
         events = self._account.events  # first: whoever reads an event here finds what was counted before it
         slab = self._slabs.current
-        arena = contract.Arena(limit_bytes=self._slabs.limit_bytes)
-        if slab is not None:
-            arena = contract.Arena(
-                limit_bytes=self._slabs.limit_bytes,
-                used_bytes=slab.arena.used_slots * slab.slot_bytes,
-                blocks=len(slab.arena),
-                foreign_blocks=slab.arena.foreign,
-                evicted_blocks=slab.arena.evicted,
-                orphan_blocks=slab.arena.orphan_blocks,
-            )
         return contract.AgentStatus(
             version=contract.VERSION,
             pool=self._identity.pool,
@@ -366,7 +370,7 @@ class Agent:
             engine_healthy=self._engine.healthy,
             format=self._own_format(),
             format_fields=slab.fields if slab is not None else {},
-            arena=arena,
+            arena=spaces.arena(self._slabs),
             warm=self._warmup.progress.snapshot(self._readiness.added_seconds),
             hits=self._account.hits,
             engine_tokens=self._engine.tokens,
@@ -383,6 +387,7 @@ class Agent:
             probe=self._probe.snapshot(),
             config=self._configuration.in_force,
             tls=self._certification.snapshot(),
+            cache_namespaces=spaces.cache_namespaces(self._keyring, self._slabs),
         )
 
 

@@ -15,7 +15,7 @@ from kvpool_agent.flows.certify import IdentityPlace
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_contract.config import ConfigError
-from kvpool_contract.names import TEMPLATE_VARIABLE
+from kvpool_contract.names import CACHE_NAMESPACES_VARIABLE, TEMPLATE_VARIABLE
 
 log = logging.getLogger("kvpool.agent")
 
@@ -55,6 +55,7 @@ async def serve(options: argparse.Namespace) -> None:
         Beat.decode(options.last_beat),
         os.environ.get(TEMPLATE_VARIABLE, ""),
         IdentityPlace(options.identity_dir, options.config.parent, options.identity_fd),
+        tuple(os.environ[CACHE_NAMESPACES_VARIABLE].split(",")) if CACHE_NAMESPACES_VARIABLE in os.environ else None,
     )
 
     def beat(beat: Beat) -> None:

@@ -76,6 +76,8 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
 
     try:
         connector = configuration.connector(chosen)
+        if chosen.cache_namespaces:
+            mark_requests(chosen, connector)
         setattr(arguments, _OURS, connector)
         arguments.kv_transfer_config = connector
         config = create()
@@ -86,6 +88,18 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
     except Exception:  # noqa: BLE001
         return bare("adapter_import_failed", traceback.format_exc(limit=-1))
     return config if obstacle is None else bare(*obstacle)
+
+
+def mark_requests(chosen: settings.Settings, connector: Any) -> None:
+    """Lets requests be of several cache namespaces, where this engine's front end can be told; else of one."""
+    from kvpool_client.engine_vllm import requests
+
+    try:
+        requests.install(chosen.socket)
+    except (AttributeError, ImportError):
+        log.error("kvpool: this engine's requests can't be told apart; it serves one cache namespace", exc_info=True)
+    else:
+        connector.kv_connector_extra_config[requests.MARK_FIELD] = requests.mark_of_this_start()
 
 
 def find_obstacle(chosen: settings.Settings) -> tuple[str, str] | None:

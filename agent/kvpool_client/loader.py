@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from kvpool_client import wire
 from kvpool_client.ledger import Ledger
@@ -23,6 +24,10 @@ LEASE_BYTES = 256 << 20
 CALL_SECONDS = 2.0
 
 
+# job, blocks, the plan that promised them, what a load says besides
+_Queued = tuple[int, Sequence[tuple[bytes, int]], int, dict[str, str]]
+
+
 class Loader:
     """Owns the thread. Rows: `row_bytes` each, from `address` on."""
 
@@ -31,15 +36,18 @@ class Loader:
         self._ledger = ledger
         self._address = address
         self._row_bytes = row_bytes
-        self._jobs: queue.SimpleQueue[tuple[int, Sequence[tuple[bytes, int]], int] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvpool-load", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: int, blocks: Sequence[tuple[bytes, int]], plan: int) -> None:
-        """Queues a job that is open in the ledger: (key, row) of each block, and the plan that promised them."""
-        self._jobs.put((job, blocks, plan))
+    def submit(
+        self, job: int, blocks: Sequence[tuple[bytes, int]], plan: int, said: dict[str, str] | None = None
+    ) -> None:
+        """Queues a job that is open in the ledger: (key, row) of each block, the plan that promised them, and what is
+        said of their request."""
+        self._jobs.put((job, blocks, plan, said or {}))
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -48,14 +56,14 @@ class Loader:
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
-            job, blocks, plan = item
+            job, blocks, plan, said = item
             try:
-                self._load(job, blocks, plan)
+                self._load(job, blocks, plan, said)
             except Exception:
                 log.exception("kvpool: a load failed")
             self._ledger.close(job, success=False)
 
-    def _load(self, job: int, blocks: Sequence[tuple[bytes, int]], plan: int) -> None:
+    def _load(self, job: int, blocks: Sequence[tuple[bytes, int]], plan: int, said: dict[str, str]) -> None:
         attached = self._session.attached
         if attached is None or not attached.arena.retain():
             return
@@ -63,18 +71,18 @@ class Loader:
             step = max(1, LEASE_BYTES // self._row_bytes)
             for i in range(0, len(blocks), step):
                 # the last lease takes the place of what the plan has kept until now
-                done_plan = plan if i + step >= len(blocks) else 0
-                if not self._load_under_lease(job, blocks[i : i + step], attached, done_plan):
+                header = {"verb": "load", "done_plan": plan if i + step >= len(blocks) else 0, **said}
+                if not self._load_under_lease(job, blocks[i : i + step], attached, header):
                     return
         finally:
             attached.arena.release()
 
     def _load_under_lease(
-        self, job: int, blocks: Sequence[tuple[bytes, int]], attached: Attached, done_plan: int
+        self, job: int, blocks: Sequence[tuple[bytes, int]], attached: Attached, header: dict[str, Any]
     ) -> bool:
         asked_at = time.monotonic()
         keys = b"".join(key for key, _ in blocks)
-        reply = self._session.call({"verb": "load", "done_plan": done_plan}, keys, CALL_SECONDS)
+        reply = self._session.call(header, keys, CALL_SECONDS)
         if reply is None or reply.verb != "leased":
             return False
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvpool_client import session, wire
+from kvpool_client.front import APART, namespace_of
 from kvpool_client.groups import WINDOW, Group, number_of, obstacle
 from kvpool_client.heads import KnownHeads
 from kvpool_client.ledger import Ledger, Result
@@ -66,10 +67,13 @@ class SchedulerSide:
         groups: Sequence[Group],
         *,
         store_seconds: float = STORE_SECONDS,
+        mark: str = "",
     ) -> None:
         """groups: those of the model; where plans can't be made for them, every lookup is a miss and nothing is
-        stored. store_seconds: how long a store may keep its rows."""
+        stored. store_seconds: how long a store may keep its rows. mark: under which the parameters of requests say
+        their cache namespace, see kvpool_client.front."""
         self._store_seconds = store_seconds
+        self._mark = mark
         self.ledger = Ledger()
         self.heads = KnownHeads()
         self._plans = Plans(groups, load_deadline=0.0, rule_out=self.heads.rule_out)
@@ -80,7 +84,8 @@ class SchedulerSide:
         self._shares = not obstacle(groups)
         self._load_requests: dict[int, str] = {}  # by job
         self._open: set[str] = set()  # requests that the engine has now
-        self._outdated: set[str] = set()  # those of them that are older than the format
+        self._outdated: set[str] = set()  # those of them that are older than the format, or apart from all others
+        self._namespaces: dict[str, str] = {}  # of those that are not of the default one
         self._inbox: collections.deque[tuple[int, tuple[int, ...]] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
         self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes)
@@ -134,6 +139,11 @@ class SchedulerSide:
         self._open.add(context.req_id)
         if probe_of(context):
             return True
+        mark = (context.kv_transfer_params or {}).get(self._mark) if self._mark else ""
+        if mark == APART:
+            self._outdated.add(context.req_id)
+        elif mark:
+            self._namespaces[context.req_id] = namespace_of(str(mark))
         self._plans.begin(context.req_id, lambda: chains_of(context, self._groups))
         return self._offers.offer_again(time.monotonic())
 
@@ -154,12 +164,18 @@ class SchedulerSide:
         tail = b"".join(key + parents.get(key, bytes(len(key))) for key in keys)
         self.ledger.open(job.job_id, keys, is_load=False, deadline=now + self._store_seconds)
         header = {"verb": "store", "job": job.job_id, "rows": [rows[key] for key in keys]}
+        header |= self._namespace(job.req_context.req_id)
         if probe := probe_of(job.req_context):
             header["probe"] = probe
         outdated = job.req_context.req_id in self._outdated
         if outdated or not self._shares or not self.session.post(header, tail):
             self.ledger.close(job.job_id, success=False)
             self._offers.unconfirmed(now)
+
+    def _namespace(self, request: str) -> dict[str, str]:
+        """What a frame about this request's blocks says of its cache namespace."""
+        name = self._namespaces.get(request)
+        return {"namespace": name} if name else {}
 
     def _parents(self, context: Context) -> dict[bytes, bytes]:
         """The parent of each block that has one. A window's block is worth something without those before it, so it
@@ -179,7 +195,7 @@ class SchedulerSide:
         request = job.req_context.req_id
         self._load_requests[job.job_id] = request
         self._plans.loading(request, (key for key, _ in blocks))
-        self._loader.submit(job.job_id, blocks, self._plans.number_of(request))
+        self._loader.submit(job.job_id, blocks, self._plans.number_of(request), self._namespace(request))
 
     def finished_jobs(self) -> list[Result]:
         """Takes over what the session has learnt, and the results of the jobs that have ended."""
@@ -208,12 +224,15 @@ class SchedulerSide:
             header = {"verb": "lookup", "plan": plan.number, "lacks": plan.runs(), "room": self._room}
             if plan.again:
                 header["again"] = True
+            header |= self._namespace(plan.request)
             if not self.session.post(header, b"".join(plan.keys)):
                 self._plans.answer(plan.number, ())
 
     def request_finished(self, context: Context) -> None:
         """Tells the agent of a request's end."""
         outdated = context.req_id in self._outdated
+        named = self._namespace(context.req_id)
+        self._namespaces.pop(context.req_id, None)
         self._open.discard(context.req_id)
         self._outdated.discard(context.req_id)
         if outdated or probe_of(context):
@@ -229,6 +248,7 @@ class SchedulerSide:
             "lost": summary.lost_blocks,
             "unknown": summary.unknown_blocks,
             "late": summary.late_blocks,
+            **named,
         }
         chains = chains_of(context, self._groups)
         self.session.post(header, b"".join(key for chain in chains for key in chain))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvpool_contract.identity import CertificateName, IdentityError
+from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, REQUEST_MODES, is_name
 
 VERSION = 1
 MIB = 2**20
@@ -88,9 +89,23 @@ class Tls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheNamespace:
+    """A partition of the pool with a key of its own. `keyFile`: where the key is mounted, see kvpool_contract.tenants;
+    `tenant`: what requests call it (empty: by its name). `memoryPercent`: its part of the arena; the first one has what
+    the others leave, and says 0."""
+
+    name: str
+    keyFile: str  # noqa: N815
+    tenant: str = ""
+    memoryPercent: int = 0  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Everything that an agent is told. `arenaBytes` is a hard limit. `paused`: nothing is loaded nor stored, and the
-    agent is ready at once. `generation`: of the object that the document was made from, for whoever wrote it."""
+    agent is ready at once. `generation`: of the object that the document was made from, for whoever wrote it.
+    `cacheNamespaces`: the first is the default one; with none there is one, and it has no key. `requestNamespace`: how
+    requests say theirs: Ignore, Signed (by who holds the key in `gatewayKeyFile`), TrustGateway."""
 
     version: int
     pool: str
@@ -103,6 +118,9 @@ class AgentConfig:
     loading: Loading = field(default_factory=Loading)
     paused: bool = False
     generation: int = 0
+    cacheNamespaces: tuple[CacheNamespace, ...] = ()  # noqa: N815
+    requestNamespace: str = "Ignore"  # noqa: N815
+    gatewayKeyFile: str = ""  # noqa: N815
 
 
 @dataclass(frozen=True)
@@ -194,6 +212,37 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("configuration field readiness.targetPercent: it is above 100; lower it")
     if not 0 < config.engine.port < 65536:
         raise ConfigError(f"configuration field engine.port: {config.engine.port} is no port; use 1 to 65535")
+    _check_tenants(config)
+
+
+def _check_tenants(config: AgentConfig) -> None:
+    spaces = config.cacheNamespaces
+    if len(spaces) > MAX_CACHE_NAMESPACES:
+        raise ConfigError(f"configuration field cacheNamespaces: {len(spaces)} entries; use {MAX_CACHE_NAMESPACES}")
+    called: set[str] = set()
+    for i, space in enumerate(spaces):
+        path = f"configuration field cacheNamespaces[{i}]"
+        for name in dict.fromkeys((space.name, space.tenant or space.name)):
+            if not is_name(name) or name in called:
+                raise ConfigError(
+                    f"{path}: {name!r} is taken, or no name; use up to 63 lower-case letters, digits and '-', "
+                    f"for each name and tenant others"
+                )
+            called.add(name)
+        if not space.keyFile:
+            raise ConfigError(f"{path}.keyFile: it is empty; name the file that the key is mounted as")
+        if not (1 <= space.memoryPercent <= 95 if i else space.memoryPercent == 0):
+            raise ConfigError(f"{path}.memoryPercent: {space.memoryPercent}; use 0 for the first, 1 to 95 for others")
+    if sum(space.memoryPercent for space in spaces) > 95:
+        raise ConfigError("configuration field cacheNamespaces: their memoryPercent is above 95 in all; lower it")
+    if config.requestNamespace not in REQUEST_MODES:
+        raise ConfigError(
+            f"configuration field requestNamespace: {config.requestNamespace!r} is none of {', '.join(REQUEST_MODES)}"
+        )
+    if (config.requestNamespace == "Signed") != bool(config.gatewayKeyFile):
+        raise ConfigError("configuration field gatewayKeyFile: it goes with requestNamespace Signed; set both or none")
+    if config.requestNamespace != "Ignore" and not spaces:
+        raise ConfigError("configuration field requestNamespace: there are no cacheNamespaces to choose; add some")
 
 
 def _check_tls(config: AgentConfig) -> None:
@@ -217,4 +266,7 @@ def _unknown(document: Any, shape: type, path: str) -> list[str]:
             inner = known[name]
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 found += _unknown(value, inner, f"{path}{name}.")
+        elif name == "cacheNamespaces":
+            for i, one in enumerate(value):
+                found += _unknown(one, CacheNamespace, f"{path}{name}[{i}].")
     return found

@@ -95,6 +95,12 @@ _TABLE = (
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
     ),
     Reason(
+        "not_authorised",
+        "The request is of a cache namespace that this pod holds no key of, or has no room for.",
+        "See cache_namespaces in the agent's status; check the cache namespace's podSelector, its Secret, and its "
+        "memoryPercent.",
+    ),
+    Reason(
         "probe_mismatch",
         "The engine computes other bytes for the pool's fixed prompt than a member of the same format does.",
         "Compare weights, engine build and kernels with those of the member in the status's probe, then restart it.",

@@ -87,6 +87,18 @@ class Arena(msgspec.Struct, frozen=True):
     orphan_blocks: int = 0
 
 
+class CacheNamespace(msgspec.Struct, frozen=True):
+    """A cache namespace that this agent may hold: keys in force (0: none, then it shares nothing), what is wrong with
+    its key file, and its part of the arena: bytes of slots, of those in use, blocks."""
+
+    name: str
+    keys: int = 0
+    problem: str = ""
+    limit_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+
+
 class Directory(msgspec.Struct, frozen=True):
     """This member as a home: blocks that others have announced to it, members whose lease runs; and the addresses that
     it keeps because other members have told them. `head_filter`: whether its engine may take a prompt for unknown by
@@ -171,6 +183,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     directory: Directory = Directory()
     config: ConfigInForce = ConfigInForce()
     tls: Tls = Tls()
+    cache_namespaces: list[CacheNamespace] = []
 
 
 class StatusError(ValueError):

@@ -242,6 +242,7 @@ class Replica:
             "hostPoolBytes": self.pool.host_pool_bytes,
             "blockTokens": self.pool.block_tokens,
             "allowUntested": False,
+            "cacheNamespaces": self.config.get("requestNamespace", "Ignore") != "Ignore",
         }
 
     def _spawn(self, what: str, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

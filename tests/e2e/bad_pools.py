@@ -7,6 +7,8 @@ words of the API server's refusal, `offline` the whole sentence of the command l
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpool_operator.desired.spaces import FIRST, GATEWAY, NOTHING_TO_CHOOSE, OTHERS, TOO_MUCH, TWICE
+
 NAME = "metadata.name"
 NO_NAME = (
     "pool field metadata.name: {!r} can't name the pool's Service; use at most 56 lower-case letters, digits and "
@@ -15,6 +17,9 @@ NO_NAME = (
 QUANTITY = "is no quantity; write a number with a unit, such as 500Mi or 4Gi"
 NO_TEXT = "is neither text nor a whole number; write it as text, such as '500m' or '2Gi'"
 UNKNOWN = "unknown field"
+PUBLIC = {"name": "public"}
+ACME = {"name": "acme", "podSelector": {}, "quota": {"memoryPercent": 10}}
+OTHER = {**ACME, "name": "umbrella"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,12 @@ BAD_POOLS = [
         BadPool(NAME, NO_NAME.format(name), "use at most 56 lower-case letters, digits and '-'", name=name)
         for name in ("a" * 57, "1chat", "a.b")
     ),
-    _unknown("engin", {}, "engine, tiers, prewarm, readiness, loading, agent, paused"),
+    _unknown(
+        "engin",
+        {},
+        "engine, tiers, prewarm, readiness, loading, cacheNamespaces, requestNamespace, gatewayKeySecretRef, agent, "
+        "paused",
+    ),
     _unknown("tiers.disk", {"size": "1Gi"}, "memory"),
     _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
     _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
@@ -163,6 +173,38 @@ BAD_POOLS = [
             {"agent": {"resources": {"limits": {"memory": limit}}}, "tiers": {"memory": size}},
         )
         for limit, size in (("8191Mi", {}), (2**30 - 1, {"size": "1Gi"}))
+    ),
+    *(
+        BadPool("spec", f"pool field spec.{path}: {sentence}", f"{path.partition('[')[0]}: {sentence}", spec)
+        for path, sentence, spec in (
+            ("cacheNamespaces[0]", FIRST, {"cacheNamespaces": [PUBLIC | {"podSelector": {}}]}),
+            ("cacheNamespaces[0]", FIRST, {"cacheNamespaces": [PUBLIC | {"quota": {"memoryPercent": 1}}]}),
+            ("cacheNamespaces[1]", OTHERS, {"cacheNamespaces": [PUBLIC, {"name": "acme", "podSelector": {}}]}),
+            ("cacheNamespaces[1]", OTHERS, {"cacheNamespaces": [PUBLIC, {**ACME, "podSelector": None}]}),
+            ("cacheNamespaces", TWICE, {"cacheNamespaces": [PUBLIC, ACME, ACME]}),
+            ("cacheNamespaces", TWICE, {"cacheNamespaces": [PUBLIC, {**ACME, "tenant": "public"}]}),
+            (
+                "cacheNamespaces",
+                TOO_MUCH,
+                {"cacheNamespaces": [PUBLIC, ACME | {"quota": {"memoryPercent": 90}}, OTHER]},
+            ),
+            ("requestNamespace", NOTHING_TO_CHOOSE, {"requestNamespace": "TrustGateway"}),
+            ("gatewayKeySecretRef", GATEWAY, {"cacheNamespaces": [PUBLIC], "requestNamespace": "Signed"}),
+            ("gatewayKeySecretRef", GATEWAY, {"gatewayKeySecretRef": {"name": "gateway"}}),
+        )
+    ),
+    BadPool(
+        "spec.cacheNamespaces[0].name",
+        "pool field spec.cacheNamespaces[0].name: expected `str` matching regex "
+        "'^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$'; correct the value",
+        "should match",
+        {"cacheNamespaces": [{"name": "Acme"}]},
+    ),
+    _wrong(
+        "requestNamespace",
+        "Trust",
+        "invalid enum value 'Trust'",
+        'supported values: "Ignore", "Signed", "TrustGateway"',
     ),
     _wrong("prewarm", "none", "expected `object`, got `str`", "must be of type object"),
 ]

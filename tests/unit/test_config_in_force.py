@@ -61,6 +61,14 @@ CHANGES: dict[str, Any] = {
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},
     "pool": "other",
+    "cacheNamespaces": [{"name": "public", "keyFile": "/keys/public"}],
+    "requestNamespace": "TrustGateway",
+    "gatewayKeyFile": "/keys/gateway",
+}
+# what a field can't be without
+WITH: dict[str, dict[str, Any]] = {
+    "requestNamespace": {"cacheNamespaces": CHANGES["cacheNamespaces"]},
+    "gatewayKeyFile": {"cacheNamespaces": CHANGES["cacheNamespaces"], "requestNamespace": "Signed"},
 }
 
 
@@ -68,7 +76,7 @@ def test_every_field_is_live_or_holds_for_new_pods() -> None:
     assert CHANGES.keys() == {one.name for one in dataclasses.fields(AgentConfig)} - {"version"}
     now = decode_config(text().encode()).config
     for name, value in CHANGES.items():
-        found = decode_config(text(**{name: value}).encode()).config
+        found = decode_config(text(**{name: value}, **WITH.get(name, {})).encode()).config
         in_force, new_pods = take_over(now, found)
         assert (in_force == found, in_force == now) == ((True, False) if name in LIVE_FIELDS else (False, True))
         assert bool(new_pods) is (name not in LIVE_FIELDS)

@@ -35,6 +35,10 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.HeadsTold(13, False, 2, 1),
     frames.Status(),
     frames.StatusTold(),
+    frames.Entitle(b"n" * frames.NONCE_BYTES),
+    frames.Entitling(b"m" * frames.NONCE_BYTES),
+    frames.Proof(),
+    frames.Proved(),
 ]
 
 

@@ -89,6 +89,7 @@ def test_the_environment_lets_the_engine_find_the_plugin(
         "hostPoolBytes": 4294967296,
         "blockTokens": 256,
         "allowUntested": False,
+        "cacheNamespaces": False,
     }
 
 

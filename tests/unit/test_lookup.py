@@ -62,7 +62,9 @@ class Members:
         starts: Sequence[int],
         *,
         in_groups: bool,
+        slab: bytes,
     ) -> Holders:
+        assert slab == _fingerprint
         assert ([len(chain) for chain in chains], starts, in_groups) == ([BLOCKS], [0], True)
         return Holders([dict(self.claims)], "never_published")
 

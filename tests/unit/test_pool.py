@@ -149,6 +149,9 @@ def test_every_field_reaches_the_configuration() -> None:
         "loading": {"deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "paused": True,
         "generation": 0,
+        "cacheNamespaces": [],
+        "requestNamespace": "Ignore",
+        "gatewayKeyFile": "",
     }
 
 
@@ -254,21 +257,36 @@ def _another(value: Any) -> Any:
     return {"cpu": "1"} if isinstance(value, dict) else "other"
 
 
-def _specs() -> list[tuple[str, str, AgentConfig]]:
-    """For each field of the spec: its path, what is said of it, and the agents' configuration with another value."""
+SPACES: dict[str, Any] = {"cacheNamespaces": [{"name": "other"}]}
+SIGNED = {**SPACES, "requestNamespace": "Signed", "gatewayKeySecretRef": {"name": "gateway"}}
+# what a field can't be without, and another value where not any will do
+WITH: dict[str, dict[str, Any]] = {
+    "requestNamespace": SPACES,
+    "gatewayKeySecretRef.name": SIGNED,
+    "gatewayKeySecretRef.key": SIGNED,
+}
+OTHER = {"requestNamespace": "TrustGateway"}
+
+
+def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:
+    """For each field of the spec: its path, what is said of it, and the agents' configuration before and with another
+    value."""
     found = []
     for path, value, applies in _leaves(PoolSpec()):
-        spec: Any = _another(value)
-        for name in reversed(path.split(".")):
+        before = WITH.get(path, {})
+        spec: Any = OTHER.get(path, _another(value))
+        *parts, last = path.split(".")
+        spec = {**(before.get(parts[0], {}) if parts else {}), last: spec}
+        for name in reversed(parts):
             spec = {name: spec}
-        found.append((path, applies, agent_config(read_pool(document(spec)))))
+        configs = [agent_config(read_pool(document(one))) for one in (before, {**before, **spec})]
+        found.append((path, applies, *configs))
     return found
 
 
 def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
-    now = agent_config(read_pool(document()))
     live, named = set(), set()
-    for path, applies, wanted in _specs():
+    for path, applies, now, wanted in _specs():
         in_force, needs_new_pods = take_over(now, wanted)
         told = in_force != now
         assert applies == (LIVE if told else NEW_PODS), path
@@ -278,4 +296,4 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         assert [pool_field(each) for each in needs_new_pods] == ([path] if wanted != now and not told else []), path
         named |= set(needs_new_pods)
     assert live == set(LIVE_FIELDS) - {"generation"}
-    assert named == {"arenaBytes", "engine.port"}
+    assert named == {"arenaBytes", "engine.port", "cacheNamespaces", "requestNamespace"}

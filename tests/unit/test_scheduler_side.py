@@ -55,7 +55,7 @@ def loads() -> list[int]:
 
 @pytest.fixture
 def side(monkeypatch: pytest.MonkeyPatch, loads: list[int]) -> SchedulerSide:
-    loader = types.SimpleNamespace(submit=lambda job, blocks, plan: loads.append(job))
+    loader = types.SimpleNamespace(submit=lambda job, *_: loads.append(job))
     monkeypatch.setattr(scheduler_side.session, "Session", lambda *_: Session())
     monkeypatch.setattr(scheduler_side, "Loader", lambda *_: loader)
     return attached(FULL_ATTENTION)
@@ -270,3 +270,31 @@ def test_what_the_agent_says_of_heads_holds_until_the_session_is_lost(side: Sche
     assert (header["verb"], header["asked"], header["unknown"]) == ("finished", 0, 3)
     side.on_lost()
     assert side.lookup(KEYS[0], request(side, "b", KEYS[:3])) is Answer.RETRY
+
+
+def test_frames_say_the_cache_namespace_of_their_request_and_of_one_that_is_apart_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[dict[str, str]] = []
+    loader = types.SimpleNamespace(submit=lambda _job, _blocks, _plan, named: said.append(named))
+    monkeypatch.setattr(scheduler_side.session, "Session", lambda *_: Session())
+    monkeypatch.setattr(scheduler_side, "Loader", lambda *_: loader)
+    made = SchedulerSide("/nowhere", {}, HostPool(ROWS, 1, 0, 0), FULL_ATTENTION, mark="m")
+    made.on_attached(types.SimpleNamespace(load_seconds=10.0))  # type: ignore[arg-type]
+    for name, parameters in (("a", {"m": "in:acme"}), ("d", None), ("f", {"other": "in:acme"}), ("x", {"m": "apart"})):
+        request = Request(name, {key: i for i, key in enumerate(KEYS[:2])}, parameters)
+        made.new_request(request)
+        asked = made.lookup(KEYS[0], request)
+        assert asked is (Answer.MISS if name == "x" else Answer.RETRY)
+        made.end_step((), ())
+        made.submit_store(types.SimpleNamespace(job_id=ord(name), keys=KEYS[:1], chunk_ids=[0], req_context=request))
+        made.submit_load(types.SimpleNamespace(job_id=-ord(name), keys=KEYS[:1], chunk_ids=[0], req_context=request))
+        made.request_finished(request)
+        frames = [header for header, _ in made.session.posted]  # type: ignore[attr-defined]
+        wanted = [] if name == "x" else ["lookup", "store", "finished"]
+        assert [header["verb"] for header in frames] == wanted
+        assert {header.get("namespace") for header in frames} == (
+            {"acme"} if name == "a" else {None} if wanted else set()
+        )
+        made.session.posted.clear()  # type: ignore[attr-defined]
+    assert said == [{"namespace": "acme"}, {}, {}, {}]

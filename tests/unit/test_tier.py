@@ -84,7 +84,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-SPEC = types.SimpleNamespace(config=types.SimpleNamespace(engine_id="e"))
+SPEC = types.SimpleNamespace(config=types.SimpleNamespace(engine_id="e", extra_config={}))
 HEADER = {"format": {"weights_epoch": ""}, "engine": "e"}
 
 

@@ -94,13 +94,16 @@ class Locator:
         starts: Sequence[int] = (),
         *,
         in_groups: bool = True,
+        slab: bytes = b"",
     ) -> Holders:
         """Who holds what of each chain, which must be told from its beginning: its groups depend on that.
 
         deadline: on the monotonic clock; an answer is waited for a second at most. starts: for each chain, where the
         blocks begin that are asked for; 0 where it is empty. in_groups: whether holders know which group of its chain a
         block belongs to, and so at which homes it was announced; of windows, which are kept without the blocks before
-        them, they don't, and the holders themselves are asked."""
+        them, they don't, and the holders themselves are asked. slab: what members are asked about, the
+        fingerprint where it is empty."""
+        slab = slab or fingerprint
         self._account.count("lookups")
         live = self._members.live(fingerprint)
         usable = [member for member in live if self._breakers.usable(member.address)]
@@ -113,16 +116,16 @@ class Locator:
         few = len(usable) <= max(HANDFUL, len(table.pieces))
         if homes is None or few or not in_groups or not homes.look(fingerprint).members:
             calls = [_Call(member, table.pieces, as_home=False) for member in usable[:MAX_ASKED]]
-            answered = self._ask(table, calls, fingerprint, until, usable)
+            answered = self._ask(table, calls, slab, until, usable)
             reached = table.pieces if len(answered) == len(calls) else []
         else:
-            reached = self._ask_homes(table, homes, fingerprint, until, usable)
+            reached = self._ask_homes(table, homes, slab, until, usable)
         silent = len(reached) < len(table.pieces)
         rest_reason = "breaker_open" if len(usable) < len(live) else "never_published"
         return Holders(table.held(), "directory_unreachable" if silent else rest_reason, table.reached(reached))
 
     def _ask_homes(
-        self, table: Table, homes: Homes, fingerprint: bytes, until: float, usable: Sequence[Member]
+        self, table: Table, homes: Homes, slab: bytes, until: float, usable: Sequence[Member]
     ) -> list[Piece]:
         """Asks the homes of each group; returns the groups about which one has answered."""
         able = {m.welcome.member: m for m in usable if m.welcome is not None and m.version >= DIRECTORY_VERSION}
@@ -133,14 +136,14 @@ class Locator:
             for piece, who in asked.items()
         }  # fmt: skip
         half = time.monotonic() + (until - time.monotonic()) / 2
-        reached = self._home_round(table, plan, able, old[:MAX_ASKED], fingerprint, half, usable)
+        reached = self._home_round(table, plan, able, old[:MAX_ASKED], slab, half, usable)
         left = {
             piece: [m for m in who.spare if m not in plan[piece]]
             for piece, who in asked.items()
             if piece not in reached
         }  # fmt: skip
         if left:
-            reached |= self._home_round(table, left, able, [], fingerprint, until, usable)
+            reached |= self._home_round(table, left, able, [], slab, until, usable)
         return [piece for piece in table.pieces if piece in reached]
 
     def _home_round(
@@ -149,7 +152,7 @@ class Locator:
         plan: Mapping[Piece, Sequence[str]],
         able: Mapping[str, Member],
         others: Sequence[_Call],
-        fingerprint: bytes,
+        slab: bytes,
         until: float,
         usable: Sequence[Member],
     ) -> set[Piece]:
@@ -164,19 +167,19 @@ class Locator:
                 table.add(pieces, self._addressed(self._entries.where(table.keys(pieces)), usable))
                 reached.update(pieces)
         calls = [_Call(able[home], pieces, as_home=True) for home, pieces in by_home.items() if home in able]
-        for call in self._ask(table, [*calls, *others], fingerprint, until, usable):
+        for call in self._ask(table, [*calls, *others], slab, until, usable):
             if call.as_home:
                 reached.update(call.pieces)
         return reached
 
     def _ask(
-        self, table: Table, calls: Sequence[_Call], fingerprint: bytes, until: float, usable: Sequence[Member]
+        self, table: Table, calls: Sequence[_Call], slab: bytes, until: float, usable: Sequence[Member]
     ) -> list[_Call]:
         """Makes all calls at once and takes the answers into the table; returns the calls that were answered."""
         self._account.count("lookup_calls", len(calls))
         futures: dict[Future[_Answer], _Call] = {}
         for call in calls:
-            futures[self._pool.submit(self._answer, table, call, fingerprint, until, usable)] = call
+            futures[self._pool.submit(self._answer, table, call, slab, until, usable)] = call
         done, late = wait(futures, timeout=max(0.0, until - time.monotonic()))
         for future in late:
             self._breakers.silent(futures[future].member.address)
@@ -192,11 +195,11 @@ class Locator:
                 log.debug("lookup at %s: %s", call.member.address, error)
         return answered
 
-    def _answer(self, table: Table, call: _Call, fingerprint: bytes, until: float, usable: Sequence[Member]) -> _Answer:
+    def _answer(self, table: Table, call: _Call, slab: bytes, until: float, usable: Sequence[Member]) -> _Answer:
         keys, address, seconds = table.keys(call.pieces), call.member.address, until - time.monotonic()
         if call.as_home:
             return self._addressed(self._dialer.where(address, keys, seconds, self._moved), usable)
-        return {address: self._dialer.locate(address, fingerprint, keys, seconds, self._moved)}
+        return {address: self._dialer.locate(address, slab, keys, seconds, self._moved)}
 
     @staticmethod
     def _addressed(found: Sequence[tuple[tuple[str, str], list[bool]]], usable: Sequence[Member]) -> _Answer:

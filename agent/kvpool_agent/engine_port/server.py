@@ -1,7 +1,8 @@
 """Listens for the engine's client and hands each session's frames to its handler. Frames and sockets only.
 
-A session is a connection that begins with `attach`; a connection that begins with `bare` says why the engine starts
-without the pool, and ends. What a frame means is decided by the flows, behind `Handler`.
+A session is a connection that begins with `attach`, or, of an engine's front end, with `requests`; a connection that
+begins with `bare` says why the engine starts without the pool, and ends. What a frame means is decided by the flows,
+behind `Handler`.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,9 +80,11 @@ class Handler(Protocol):
 class EnginePort:
     """The listening socket at `path`."""
 
-    def __init__(self, path: Path, handler: Handler) -> None:
+    def __init__(self, path: Path, handler: Handler, requests: Callable[[Port], Session] | None = None) -> None:
+        """requests: makes the session of a front end that asks what requests are."""
         self._path = path
         self._handler = handler
+        self._requests = requests
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -154,6 +157,9 @@ class EnginePort:
             self._handler.bare(str(first.header["reason"]), str(first.header.get("detail", "")))
             port.send({"verb": "noted"})
             return None
+        if first.verb == "requests" and self._requests is not None:
+            port.send({"verb": "answering", "version": max(wire.VERSIONS)})
+            return self._requests(port)
         if first.verb != "attach":
             raise wire.WireError(f"a session begins with attach, not {first.verb!r}")
         try:

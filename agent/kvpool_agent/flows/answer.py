@@ -79,12 +79,14 @@ class OwnBlocks:
     def blocks(
         self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
+        if purpose == "probe":  # of the format, whatever the cache namespaces
+            current = self._slabs.current
+            same = current is not None and current.fingerprint == fingerprint and not self._probe.withdrawn
+            yield iter(self._probe.rows(current, keys) if same and current is not None else ())
+            return
         slab = self._slab(fingerprint)
         if slab is None:
             yield iter(())
-            return
-        if purpose == "probe":
-            yield iter(self._probe.rows(slab, keys))
             return
         with self._reading.blocks(slab, keys, purpose) as found:
             yield found
@@ -122,6 +124,6 @@ class OwnDirectory:
 
     def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]:
         slab = self._slabs.current
-        own = self._source.holds(slab.fingerprint, keys) if slab is not None else []
+        own = self._source.holds(slab.id, keys) if slab is not None else []
         announced = self._entries.where(keys)
         return [(self._own, own), *announced[: frames.MAX_HOLDERS - 1]] if any(own) else announced

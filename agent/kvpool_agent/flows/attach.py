@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
+from kvpool_agent.flows.epochs import named, named_chains
 from kvpool_agent.flows.finished import finish_request
 from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow, Request
 from kvpool_agent.flows.probe import ProbeFlow, Row
@@ -29,12 +30,14 @@ from kvpool_client.groups import FULL, GROUP_BYTES, Group, from_header, number_o
 from kvpool_client.memory import ReadOnlyMapping, copy
 from kvpool_contract.names import format_fingerprint
 from kvpool_contract.reasons import REASONS
+from kvpool_contract.tenants import MAX_CACHE_NAMESPACES
 
 log = logging.getLogger("kvpool.attach")
 
 MAX_ROW_BYTES = 1 << 30
 MAX_PLAN_LEASES = 1024
 MAX_PROBE_BLOCKS = 8
+NO_KEY = b""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class EngineHandler:
         probe: ProbeFlow,
         hooks: Hooks,
     ) -> None:
-        self._slabs = slabs
+        self.slabs = slabs
         self._memory = memory
         self.lookup = lookup
         self.store = store
@@ -135,15 +138,16 @@ class EngineHandler:
             log.warning("host pool: %s", error)
             raise Refusal("geometry_refused") from None
         try:
-            slab = self._slabs.open(fingerprint, fields, row_bytes)
+            slab = self.slabs.open(fingerprint, fields, row_bytes)
         except NoRoom:
             mapping.close()
             raise Refusal("arena_too_small") from None
         except OtherFormat:
             mapping.close()
             if self.sessions:
-                held = self._slabs.current
-                raise Refusal("other_format", _differing(fields, held.fields if held is not None else {})) from None
+                held = self.slabs.current
+                differing = differences(fields, held.fields if held is not None else {})
+                raise Refusal("other_format", "; ".join(differing)) from None
             self._make_way()
         if slab.slot_bytes != row_bytes:
             mapping.close()
@@ -179,6 +183,8 @@ class EngineHandler:
             self._hooks.began(port)
         log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
+        if self.slabs.asked_by_requests and not header.get("cache_namespaces"):
+            self.account.event("one_cache_namespace")
         if reason := obstacle(groups):
             self._hooks.bare(reason)
         else:
@@ -189,7 +195,7 @@ class EngineHandler:
 
     def _make_way(self) -> NoReturn:
         """Starts the worker anew for this engine; the next one must not recover what this one holds."""
-        self._slabs.wipe()
+        self.slabs.wipe()
         self._hooks.other_format()
         raise Busy
 
@@ -220,27 +226,29 @@ class EngineSession:
         self._groups = groups
         self._port = port
         self._uncommitted = Uncommitted()
-        self._plan_leases: dict[int, int] = {}
+        self._plan_leases: dict[int, tuple[Slab, int]] = {}
         self._probe_rows: dict[int, list[Row]] = {}  # by job, not committed yet
 
     def frame(self, frame: wire.Frame) -> None:
         handler, header = self._handler, frame.header
+        slab = handler.slabs.usable(str(header.get("namespace", "")))
         match frame.verb:
             case "lookup":
                 again = bool(header.get("again"))
-                self._on_lookup(int(header["plan"]), header["lacks"], int(header["room"]), again, frame.tail)
+                self._on_lookup(slab, int(header["plan"]), header["lacks"], int(header["room"]), again, frame.tail)
             case "load":
-                self._on_load(int(header["call"]), self._keys(frame.tail), int(header.get("done_plan", 0)))
+                self._on_load(slab, int(header["call"]), frame.tail, int(header.get("done_plan", 0)))
             case "release":
-                self._slab.arena.release(int(header["lease"]))
+                lease, number = divmod(int(header["lease"]), MAX_CACHE_NAMESPACES)
+                handler.slabs.release(number, lease)
             case "store":
-                self._on_store(int(header["job"]), header["rows"], frame.tail, str(header.get("probe", "")))
+                self._on_store(slab, int(header["job"]), header["rows"], frame.tail, str(header.get("probe", "")))
             case "commit":
                 self._on_commit(int(header["job"]))
             case "forget":
                 self._on_forget(int(header["job"]))
             case "finished":
-                self._on_finished(int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
+                self._on_finished(slab, int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
                 handler.account.miss("no_room", int(header.get("without_room", 0)))
                 handler.account.miss("evicted", int(header.get("lost", 0)))
                 handler.account.miss("deadline", int(header.get("late", 0)))
@@ -255,9 +263,6 @@ class EngineSession:
         self._pool.mapping.close()
         self._handler.session_ended(self._port)
 
-    def _keys(self, tail: bytes) -> list[bytes]:
-        return [self._slab.key(k, self._hash_bytes) for k in wire.split(tail, self._hash_bytes + GROUP_BYTES)]
-
     def _by_group(self, tail: bytes) -> list[list[bytes]]:
         """The engine's keys in a tail, by group and in their order. Raises WireError for a key of no group."""
         chains: dict[int, list[bytes]] = {group.number: [] for group in self._groups}
@@ -267,10 +272,7 @@ class EngineSession:
             chains[number_of(key)].append(key)
         return list(chains.values())
 
-    def _block_keys(self, chains: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        return [[self._slab.key(key, self._hash_bytes) for key in chain] for chain in chains]
-
-    def _on_lookup(self, plan: int, runs: Any, room: int, again: bool, tail: bytes) -> None:
+    def _on_lookup(self, slab: Slab | None, plan: int, runs: Any, room: int, again: bool, tail: bytes) -> None:
         chains = self._by_group(tail)
         count = sum(map(len, chains))
         lacks = [False] * count
@@ -290,25 +292,39 @@ class EngineSession:
         ]
 
         def answer(hits: Sequence[Sequence[int]], lease: int) -> None:
-            self._plan_leases[plan] = lease
+            if slab is not None:
+                self._plan_leases[plan] = slab, lease
             while len(self._plan_leases) > MAX_PLAN_LEASES:  # those of plans that were never used are long over
                 self._plan_leases.pop(next(iter(self._plan_leases)), None)
             indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
             self._port.send({"verb": "plan", "plan": plan, "hits": indexes})
 
-        self._handler.lookup.submit(self._slab, Request(blocks, self._block_keys(chains), room, again), answer)
+        if slab is None:
+            self._handler.account.miss("not_authorised", 0 if again else Request(blocks, chains, room).beyond(0))
+            answer([], NO_LEASE)
+        else:
+            now, others = named_chains(slab, chains, self._hash_bytes)
+            self._handler.lookup.submit(slab, Request(blocks, now, room, again, others), answer)
 
-    def _on_load(self, call: int, keys: list[bytes], done_plan: int) -> None:
-        lease, held = self._slab.arena.lease(keys, time.monotonic(), LEASE_SECONDS)
-        self._slab.arena.release(self._plan_leases.pop(done_plan, NO_LEASE))
-        slots = [block.slot if block is not None else -1 for block in held]
-        self._port.send({"verb": "leased", "call": call, "lease": lease, "slots": slots})
+    def _on_load(self, slab: Slab | None, call: int, tail: bytes, done_plan: int) -> None:
+        keys = wire.split(tail, self._hash_bytes + GROUP_BYTES)
+        if slab is None:
+            self._port.send({"verb": "leased", "call": call, "lease": NO_LEASE, "slots": [-1] * len(keys)})
+            return
+        names = named(slab, keys, self._hash_bytes)
+        lease, held = slab.arena.lease(names, time.monotonic(), LEASE_SECONDS)
+        planned, kept = self._plan_leases.pop(done_plan, (slab, NO_LEASE))
+        planned.arena.release(kept)
+        slots = [block.slot + slab.first_slot if block is not None else -1 for block in held]
+        number = lease * MAX_CACHE_NAMESPACES + slab.number
+        self._port.send({"verb": "leased", "call": call, "lease": number, "slots": slots})
 
-    def _on_finished(self, prompt: int, asked: int, loaded: int, tail: bytes) -> None:
+    def _on_finished(self, slab: Slab | None, prompt: int, asked: int, loaded: int, tail: bytes) -> None:
         chains = self._by_group(tail)
         if not (reason := obstacle(self._groups)):
-            keys = self._block_keys(chains)
-            finish_request(self._handler.account, self._slab, self._groups, keys, prompt, asked, loaded)
+            if slab is not None:
+                keys, _ = named_chains(slab, chains, self._hash_bytes)
+                finish_request(self._handler.account, slab, self._groups, keys, prompt, asked, loaded)
         elif asked >= 0:
             prompt = min(prompt, len(chains[reference(self._groups)]))
             self._handler.account.miss(reason, prompt - asked)
@@ -338,31 +354,35 @@ class EngineSession:
         else:
             self._slab.arena.give_back([row.slot for row in rows])
 
-    def _on_store(self, job: int, rows: list[int], tail: bytes, probe: str) -> None:
+    def _on_store(self, slab: Slab | None, job: int, rows: list[int], tail: bytes, probe: str) -> None:
         items = wire.split(tail, 2 * (self._hash_bytes + GROUP_BYTES))
         if len(items) != len(rows) or not all(isinstance(r, int) and 0 <= r < self._pool.rows for r in rows):
             raise wire.WireError("a store's rows don't fit its blocks or the host pool")
-        offers = []
-        for item, row in zip(items, rows, strict=True):
-            key, parent = item[: len(item) // 2], item[len(item) // 2 :]
-            has_parent = any(parent)
-            offers.append(
-                Offer(
-                    self._slab.key(key, self._hash_bytes),
-                    self._slab.key(parent, self._hash_bytes) if has_parent else b"",
-                    row,
-                )
-            )
 
         def reply(job: int, whole: bool, stored: int) -> None:
             self._port.send({"verb": "copied", "job": job, "whole": whole, "stored": stored})
 
+        half = self._hash_bytes + GROUP_BYTES
         if self._handler.probe.expects(probe):
             whole = {group.number for group in self._groups if group.whole}
-            chosen = [o for item, o in zip(items, offers, strict=True) if number_of(item[: len(item) // 2]) in whole]
-            reply(job, self._take_probe(job, chosen), len(offers))
+            # named without a key: the prompt is nobody's, and an epoch of a key must not hide it
+            chosen = [
+                Offer(self._slab.key(item[:half], self._hash_bytes, NO_KEY), b"", row)
+                for item, row in zip(items, rows, strict=True)
+                if number_of(item[:half]) in whole
+            ]
+            reply(job, self._take_probe(job, chosen), len(items))
             return
-        self._handler.store.submit(self._slab, self._pool, self._uncommitted, job, offers, reply)
+        if slab is None:
+            reply(job, False, 0)
+            return
+        keys = [slab.key(item[:half], self._hash_bytes) for item in items]
+        parents = named(slab, [item[half:] for item in items], self._hash_bytes)
+        offers = [
+            Offer(key, parent if any(item[half:]) else b"", row)
+            for item, key, parent, row in zip(items, keys, parents, rows, strict=True)
+        ]
+        self._handler.store.submit(slab, self._pool, self._uncommitted, job, offers, reply)
 
     def _take_probe(self, job: int, offers: list[Offer]) -> bool:
         """Copies the probe's rows; whether they are here."""
@@ -378,8 +398,3 @@ class EngineSession:
             return False
         self._probe_rows[job] = taken
         return True
-
-
-def _differing(fields: dict[str, object], held: dict[str, object]) -> str:
-    """How the format of an engine that comes differs from the one that is attached."""
-    return "; ".join(differences(fields, held))

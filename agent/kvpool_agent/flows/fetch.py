@@ -200,7 +200,7 @@ class Fetcher:
             order.arrived(length)
 
         def ask() -> bool:
-            return self._dialer.fetch(address, slab.fingerprint, [w.key for w in wanted], purpose, deadline, land)
+            return self._dialer.fetch(address, slab.id, [w.key for w in wanted], purpose, deadline, land)
 
         began = time.monotonic()
         try:

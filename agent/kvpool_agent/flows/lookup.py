@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.locate import Holders, Locator
+from kvpool_agent.flows.epochs import in_either, name_anew
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.policy import sources
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks, first_lacking, longest, wanted
@@ -41,12 +42,14 @@ Answer = Callable[[Sequence[Sequence[int]], int], None]
 @dataclass(frozen=True)
 class Request:
     """`blocks` and `keys` by group: what the engine lacks, and the keys of those same blocks; `room`: how many blocks
-    its host pool can take in; `again`: it was preempted after an earlier plan, which has counted its misses."""
+    its host pool can take in; `again`: it was preempted after an earlier plan, which has counted its misses; `others`:
+    the same keys under another epoch of the cache namespace's key, if there is one."""
 
     blocks: Sequence[Blocks]
     keys: Sequence[Sequence[bytes]]
     room: int
     again: bool = False
+    others: Sequence[Sequence[bytes]] = ()
 
     def chosen(self, indexes: Sequence[Sequence[int]]) -> list[Wanted]:
         """The blocks at these indexes, by group. Those of a full-attention chain have a parent."""
@@ -137,8 +140,10 @@ class LookupFlow:
         if obstacle:
             self._miss(request, obstacle, request.beyond(0))
             return [[] for _ in request.blocks], NO_LEASE
-        here = _held(slab, request)
         end = min(blocks.tokens for blocks in request.blocks)
+        if request.others:
+            self._from_other_epoch(slab, request, end, deadline)
+        here = _held(slab, request)
         possible = reach = longest(request.blocks, here)
         planned = longest(request.blocks, here, request.room)
         # what is here for this boundary stays here while the rest comes
@@ -148,8 +153,10 @@ class LookupFlow:
         fresh: set[bytes] = set()  # whose bytes were checked where they landed, for this plan
         try:
             if possible < end:
+                # homes keep the directory of the default cache namespace alone; of others its members are asked
+                in_groups = request.is_full_attention and not slab.number
                 found = self._locator.holders(
-                    slab.fingerprint, request.keys, deadline, request.starts(here), in_groups=request.is_full_attention
+                    slab.fingerprint, request.keys, deadline, request.starts(here), in_groups=in_groups, slab=slab.id
                 )
                 anywhere = _anywhere(here, found)
                 possible = longest(request.blocks, anywhere)
@@ -168,6 +175,30 @@ class LookupFlow:
         self._miss(request, "window_missing", at(possible) - at(max(reach, possible)))
         self._miss(request, rest_reason or "evicted", at(max(reach, possible)))
         return hits, lease
+
+    def _from_other_epoch(self, slab: Slab, request: Request, end: int, deadline: float) -> None:
+        """What lies anywhere under the names of another epoch of the key lies here under those of now afterwards."""
+        self._name_anew(slab, request)
+        mixed = [in_either(slab, *both) for both in zip(request.keys, request.others, strict=True)]
+        here = [slab.arena.held(keys) for keys in mixed]
+        if longest(request.blocks, here) >= end:
+            return
+        asked = [
+            [key if held else other for key, other, held in zip(keys, others, rows, strict=True)]
+            for keys, others, rows in zip(mixed, request.others, here, strict=True)
+        ]
+        other = replace(request, keys=asked, others=())
+        found = self._locator.holders(
+            slab.fingerprint, asked, deadline, other.starts(here), in_groups=False, slab=slab.id
+        )  # fmt: skip
+        boundary = longest(request.blocks, _anywhere(here, found), request.room)
+        if boundary > longest(request.blocks, here, request.room):
+            self._bring(slab, other, boundary, found, deadline, set())
+            self._name_anew(slab, request)
+
+    def _name_anew(self, slab: Slab, request: Request) -> None:
+        for blocks, *both in zip(request.blocks, request.keys, request.others, strict=True):
+            self._account.count("renamed_blocks", name_anew(slab, *both, linked=blocks.group.kind == FULL))
 
     def _bring(
         self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float, fresh: set[bytes]

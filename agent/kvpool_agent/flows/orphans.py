@@ -25,6 +25,8 @@ MAX_ASKED = 64
 class OrphanCheck(SlabWatch):
     """One thread."""
 
+    every = True
+
     def __init__(self, slabs: Slabs, members: MemberView, dialer: Dialer, breakers: Breakers) -> None:
         super().__init__(slabs, "orphans", LOOK_SECONDS)
         self._members, self._dialer, self._breakers = members, dialer, breakers
@@ -45,7 +47,7 @@ class OrphanCheck(SlabWatch):
                 silent = True
                 continue
             try:
-                found = self._dialer.locate(member.address, slab.fingerprint, left, ASK_SECONDS)
+                found = self._dialer.locate(member.address, slab.id, left, ASK_SECONDS)
                 held.update(parent for parent, here in zip(left, found, strict=True) if here)
             except PeerError as error:
                 silent = True

@@ -24,15 +24,16 @@ class RecoveryFlow:
 
     def run(self) -> int:
         """How many blocks are here again."""
-        if self._left is None:
+        if not self._left:
             return 0
-        slab, table = self._left
-        found = recover(slab, table, time.monotonic() + RECOVERY_SECONDS, self._adopted)
-        self._account.count("recovered_blocks", found.blocks)
-        self._account.count("discarded_slots", found.discarded)
-        self._account.event("recovered", blocks=found.blocks, discarded=found.discarded)
-        log.info("recovered %d blocks of the last worker, discarded %d slots", found.blocks, found.discarded)
-        return found.blocks
+        until = time.monotonic() + RECOVERY_SECONDS
+        found = [recover(slab, table, until, self._adopted) for slab, table in self._left]
+        blocks, discarded = sum(one.blocks for one in found), sum(one.discarded for one in found)
+        self._account.count("recovered_blocks", blocks)
+        self._account.count("discarded_slots", discarded)
+        self._account.event("recovered", blocks=blocks, discarded=discarded)
+        log.info("recovered %d blocks of the last worker, discarded %d slots", blocks, discarded)
+        return blocks
 
     def _adopted(self, block: SlotHeader) -> None:
         if block.foreign:

@@ -188,9 +188,11 @@ class WarmupFlow:
         fetcher: Fetcher,
         breakers: Breakers,
         account: Account,
+        others: Callable[[], Sequence[Slab]] = lambda: (),
     ) -> None:
-        """config: as it holds now."""
+        """config: as it holds now. others: the slabs of further cache namespaces, warmed after the default one."""
         self._config = config
+        self._others = others
         self._members = members
         self._dialer = dialer
         self._fetcher = fetcher
@@ -218,18 +220,23 @@ class WarmupFlow:
 
     def _warm(self, slab: Slab, ended: Callable[[str], None], clock: _Deadline) -> str | None:
         """The reason to end with, or None when `ended` was called on the way."""
-        plan = self._plan(slab)
-        if not plan:
+        slabs = [slab, *(other for other in self._others() if other.space.open)]
+        slots = sum(one.arena.slot_count for one in slabs)
+        plans = [(one, plan) for one in slabs if (plan := self._plan(one, one.arena.slot_count / slots))]
+        if not plans:
             return "nothing_to_warm"
         self._until_writable(slab, clock.of_a_fetch)
-        now = time.monotonic()
-        self.progress.begin(len(plan), now)
-        self._account.event("warm_begin", blocks=len(plan), bytes=len(plan) * slab.slot_bytes)
-        fetching = _Fetching(slab, plan, self._fetcher, clock)
+        now, planned = time.monotonic(), sum(len(plan) for _, plan in plans)
+        self.progress.begin(planned, now)
+        self._account.event("warm_begin", blocks=planned, bytes=planned * slab.slot_bytes)
+        fetchings = [_Fetching(one, plan, self._fetcher, clock) for one, plan in plans]
         told = threading.Event()
 
         def target() -> int:
-            return -(-len(plan) * self._config().readiness.targetPercent // 100)
+            return -(-planned * self._config().readiness.targetPercent // 100)
+
+        def held() -> int:
+            return sum(fetching.held() for fetching in fetchings)
 
         def arrived(size: int) -> None:
             self.progress.arrived(size, time.monotonic())
@@ -238,16 +245,17 @@ class WarmupFlow:
                 self._account.event("warm_end", blocks=self.progress.loaded)
                 ended("")
 
-        for _ in range(fetching.held()):
+        for _ in range(held()):
             arrived(0)
-        fetching.run(self._config, arrived)
-        self.progress.at_least(fetching.held())
+        for fetching in fetchings:
+            fetching.run(self._config, arrived)
+        self.progress.at_least(held())
         if told.is_set():
             return None
         if self.progress.loaded >= target():
             self._account.event("warm_end", blocks=self.progress.loaded)
             return ""
-        return "warm_deadline" if fetching.late else "warm_incomplete"
+        return "warm_deadline" if fetchings[-1].late else "warm_incomplete"
 
     @staticmethod
     def _until_writable(slab: Slab, until: float) -> None:
@@ -255,16 +263,19 @@ class WarmupFlow:
         while not slab.arena.writable(now := time.monotonic()) and now < until:
             time.sleep(LOOK_SECONDS)
 
-    def _plan(self, slab: Slab) -> list[WarmBlock]:
+    def _plan(self, slab: Slab, share: float) -> list[WarmBlock]:
+        """share: of the bytes that may be fetched."""
         self._members.settle(SETTLE_SECONDS)
         lists = {}
         for member in self._members.live(slab.fingerprint):
-            if member.welcome is not None and member.welcome.blocks and self._breakers.usable(member.address):
+            # what a member tells of itself is of the default cache namespace
+            holds = member.welcome is not None and (member.welcome.blocks or slab.number)
+            if holds and self._breakers.usable(member.address):
                 try:
-                    lists[member.address] = self._dialer.hot(member.address, slab.fingerprint, MAX_LIST, LIST_SECONDS)
+                    lists[member.address] = self._dialer.hot(member.address, slab.id, MAX_LIST, LIST_SECONDS)
                     self._breakers.answered(member.address)
                 except PeerError as error:
                     self._breakers.silent(member.address)
                     log.info("no hot list from %s: %s", member.address, error)
-        budget = min(self._config().prewarm.maxBytes // slab.slot_bytes, slab.arena.slot_count)
+        budget = min(int(self._config().prewarm.maxBytes * share) // slab.slot_bytes, slab.arena.slot_count)
         return plan_warmup(lists, budget, random.Random())

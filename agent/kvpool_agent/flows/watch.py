@@ -10,7 +10,10 @@ log = logging.getLogger("kvpool.watch")
 
 
 class SlabWatch(abc.ABC):
-    """`start` once; `close` lets a look that runs come to its end."""
+    """`start` once; `close` lets a look that runs come to its end. `every`: whether all slabs are looked at, or the
+    default cache namespace's alone."""
+
+    every = False
 
     def __init__(self, slabs: Slabs, name: str, seconds: float) -> None:
         """name: the thread's, after `kvpool-`. seconds: from the end of one look to the next."""
@@ -31,9 +34,8 @@ class SlabWatch(abc.ABC):
 
     def _run(self) -> None:
         while not self._ended.wait(self._seconds):
-            slab = self._slabs.current
             try:
-                if slab is not None:
+                for slab in self._slabs.all if self.every else self._slabs.all[:1]:
                     self.look(slab)
             except Exception:
                 log.exception("%s: a look failed", self._thread.name)

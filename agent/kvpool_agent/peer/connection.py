@@ -42,6 +42,8 @@ class Connection:
         self.under: object = None  # the credentials that this end has shown
         self._secured: ssl.SSLSocket | None = None
         self._retime_at = 0.0
+        self.proved: frozenset[bytes] = frozenset()  # keys that the other side has proved to hold, see entitlement
+        self.proved_at = float("-inf")
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

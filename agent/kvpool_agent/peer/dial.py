@@ -12,14 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
+from kvpool_agent.peer.entitlement import AGAIN_SECONDS, Entitlement
 from kvpool_agent.peer.tls import CLEAR, Transport
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.policy.purposes import PROBE
 from kvpool_agent.store.heads import Told
 
 HANDSHAKE_SECONDS = 2.0
 IDLE_KEPT = 8
+MAX_STRANGERS = 4096
 # is told the bytes of a request and its answer
 Tally = Callable[[int], None]
 
@@ -38,8 +42,13 @@ class Identity:
 class Dialer:
     """Requests to other members. Raises PeerError; any thread may call."""
 
-    def __init__(self, identity: Identity, transport: Transport = CLEAR) -> None:
+    def __init__(
+        self, identity: Identity, transport: Transport = CLEAR, entitlement: Entitlement | None = None
+    ) -> None:
+        """entitlement: who may be asked about what; without it there are no keys."""
         self._transport = transport
+        self._entitlement = entitlement or Entitlement(Keyring(), (identity.member, identity.incarnation))
+        self._strangers: dict[tuple[str, bytes], float] = {}  # who lacks a slab's key, and until when it isn't asked
         self._hello = frames.Hello(list(frames.VERSIONS), identity.pool, identity.member, identity.incarnation)
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
@@ -104,8 +113,12 @@ class Dialer:
     def locate(
         self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None
     ) -> list[bool]:
-        """For each key whether the member holds it."""
+        """For each key whether the member holds it; of a cache namespace that it holds no key of, nothing is asked."""
+        if self._is_stranger(address, fingerprint):
+            return [False] * len(keys)
         with self._lent(address, seconds) as connection, _tallied(connection, moved):
+            if not self._shares(address, connection, fingerprint):
+                return [False] * len(keys)
             connection.send(frames.Locate(fingerprint), frames.pack_keys(keys))
             message, tail_length = connection.receive()
             if isinstance(message, frames.Refused):
@@ -120,6 +133,8 @@ class Dialer:
         """Who has announced which of the keys to this home: member and incarnation, and for each key whether."""
         with self._lent(address, seconds) as connection, _tallied(connection, moved):
             _needs_directory(connection)
+            if not self._entitlement.shares_default(connection):
+                return []
             connection.send(frames.Where(), frames.pack_keys(keys))
             message, tail_length = connection.receive()
             if not isinstance(message, frames.Found) or tail_length > frames.MAX_HOLDERS * ((len(keys) + 7) // 8):
@@ -142,6 +157,8 @@ class Dialer:
         """Tells a home what is held, by the first key of its group, and what is not any more; returns its lease."""
         with self._lent(address, seconds) as connection:
             _needs_directory(connection)
+            if not self._entitlement.shares_default(connection):
+                raise PeerError("the home holds no key of the default cache namespace")
             message = frames.Announce([len(keys) for keys in groups.values()], len(withdrawn), fresh)
             connection.send(message, frames.pack_announcement(groups, withdrawn))
             answer, tail_length = connection.receive()
@@ -168,8 +185,12 @@ class Dialer:
         return frames.unpack_heads(message, connection.read(tail_length))
 
     def hot(self, address: str, fingerprint: bytes, limit: int, seconds: float) -> list[HotBlock]:
-        """The member's hot list."""
+        """The member's hot list; empty for a cache namespace that it holds no key of."""
+        if self._is_stranger(address, fingerprint):
+            return []
         with self._lent(address, seconds) as connection:
+            if not self._shares(address, connection, fingerprint):
+                return []
             connection.send(frames.Hot(fingerprint, limit))
             message, tail_length = connection.receive()
             if isinstance(message, frames.Refused):
@@ -196,6 +217,8 @@ class Dialer:
         on the monotonic clock, for everything.
         """
         with self._lent(address, deadline - time.monotonic()) as connection:
+            if purpose != PROBE and not self._shares(address, connection, fingerprint):
+                raise PeerError("the member holds no key of this cache namespace")
             connection.send(
                 frames.Fetch(fingerprint, purpose, max(0.0, deadline - time.monotonic())),
                 frames.pack_keys(keys),
@@ -217,6 +240,18 @@ class Dialer:
                 before = message.index
                 if message.tag:
                     land(message.index, message.tag, tail_length, connection.read_into)
+
+    def _is_stranger(self, address: str, slab: bytes) -> bool:
+        return time.monotonic() < self._strangers.get((address, slab), 0.0)
+
+    def _shares(self, address: str, connection: Connection, slab: bytes) -> bool:
+        """Whether the member holds the slab's key; who does not is left alone for some seconds."""
+        if self._entitlement.shares(connection, slab):
+            return True
+        if len(self._strangers) > MAX_STRANGERS:
+            self._strangers.clear()
+        self._strangers[(address, slab)] = time.monotonic() + AGAIN_SECONDS
+        return False
 
     @contextmanager
     def _lent(self, address: str, seconds: float) -> Iterator[Connection]:

@@ -18,6 +18,7 @@ VERSIONS = (4, 3, 2, 1)
 DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
 HEADS_VERSION = 3  # the first one with Heads
 STATUS_VERSION = 4  # the first one with Status
+PROOF_VERSION = 4  # the first one with Entitle and Proof
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -27,6 +28,7 @@ MAX_HOLDERS = 32  # in an answer about a list of keys
 MAX_TOLD = 64  # addresses in an answer to a renewal
 MAX_GROUPS = 1024  # in one announcement
 MAX_TOLD_HEADS = MAX_HEADS + MAX_CHANGES  # names in one answer
+NONCE_BYTES = 32
 LENGTHS = struct.Struct("!II")
 _HOT = struct.Struct(f"!{BLOCK_KEY_BYTES}s{BLOCK_KEY_BYTES}sIdB")
 
@@ -193,6 +195,26 @@ class StatusTold(Message, tag="status_told"):
     """Tail: the status as JSON (kvpool_contract.status)."""
 
 
+class Entitle(Message, tag="entitle"):
+    """From version 4 on: which cache namespaces do we both hold the keys of? `nonce`: fresh, of the asker."""
+
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+
+
+class Entitling(Message, tag="entitling"):
+    """Answer to Entitle, with the answerer's own nonce. Tail: its proofs (see peer.entitlement), always as many."""
+
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+
+
+class Proof(Message, tag="proof"):
+    """What follows on Entitling. Tail: the asker's proofs, always as many."""
+
+
+class Proved(Message, tag="proved"):
+    """Answer to Proof, whatever it has proved."""
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -217,6 +239,10 @@ AnyMessage = (
     | HeadsTold
     | Status
     | StatusTold
+    | Entitle
+    | Entitling
+    | Proof
+    | Proved
 )
 
 _encoder = msgspec.msgpack.Encoder()

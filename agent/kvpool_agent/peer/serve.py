@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from kvpool_agent.keyring import Keyring
 from kvpool_agent.listen import accepted, listen
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
+from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.tls import CLEAR, TlsRefused, Transport
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.policy.purposes import Purposes, default_purposes
-from kvpool_agent.store.heads import Told
+from kvpool_agent.policy.purposes import PROBE, Purposes, default_purposes
+from kvpool_agent.store.heads import NOTHING, Told
 
 log = logging.getLogger("kvpool.peer")
 
@@ -104,12 +106,14 @@ class PeerServer:
         count: Callable[[str], None] = lambda _word: None,
         transport: Transport = CLEAR,
         status: Callable[[], bytes] | None = None,
+        entitlement: Entitlement | None = None,
     ) -> None:
         """purposes: the bounds that hold now; `count(word)` is called for each bound that was hit. status: this
-        member's, for whoever asks here."""
+        member's, for whoever asks here. entitlement: who may ask about what; without it there are no keys."""
         self._transport = transport
         self._status = status
         self._source = source
+        self._entitlement = entitlement or Entitlement(Keyring(), ("", ""))
         self._directory = directory
         self._versions = frames.VERSIONS if directory is not None else (frames.DIRECTORY_VERSION - 1,)
         self._purposes = purposes
@@ -225,19 +229,25 @@ class PeerServer:
             case _ if certified is not None and certified.name.is_controller:
                 raise PeerError(f"the controller asks for no {type(message).__name__}")
             case frames.Locate():
-                held = self._source.holds(message.format, keys_of(connection, tail_length))
+                asked = self._entitlement.view(connection, message.format, keys_of(connection, tail_length))
+                held = self._source.holds(*asked)
                 self._reply(connection, frames.Located(), bytes(held))
             case frames.Hot():
-                blocks = self._source.hottest(message.format, min(message.limit, MAX_HOT))
+                entitled = self._entitlement.entitled(connection, message.format)
+                blocks = self._source.hottest(message.format, min(message.limit, MAX_HOT)) if entitled else []
                 self._reply(connection, frames.HotList(), frames.pack_hot(blocks))
             case frames.Describe():
                 self._reply(connection, frames.Described(), self._source.description())
             case frames.Heads() if version >= frames.HEADS_VERSION:
                 # in this order: whatever the asker has written there, also what is no number, gives a time
                 seconds = min(MAX_HEADS_SECONDS, max(0.0, message.seconds))
-                self._reply(connection, *frames.pack_heads(self._source.heads(message.format, message.since, seconds)))
+                entitled = self._entitlement.entitled(connection, message.format)
+                told = self._source.heads(message.format, message.since, seconds) if entitled else NOTHING
+                self._reply(connection, *frames.pack_heads(told))
             case frames.Fetch():
                 self._fetch(connection, message, keys_of(connection, tail_length))
+            case frames.Entitle() if version >= frames.PROOF_VERSION and not tail_length:
+                self._entitlement.answer(connection, message)
             case _:
                 if self._directory is None or version < frames.DIRECTORY_VERSION or connection.peer is None:
                     raise PeerError(f"unexpected message {type(message).__name__}")
@@ -261,10 +271,12 @@ class PeerServer:
                     groups, withdrawn = frames.split_announcement(message, keys_of(connection, tail_length))
                 except frames.FrameError as error:
                     raise PeerError(str(error)) from None
+                if not self._entitlement.entitled_to_default(connection):
+                    groups, withdrawn = {}, ()
                 lease = directory.announce(holder, groups, withdrawn, fresh=message.fresh)
                 self._reply(connection, frames.Announced(lease))
             case frames.Where():
-                found = directory.where(keys_of(connection, tail_length))
+                found = directory.where(self._entitlement.view_default(connection, keys_of(connection, tail_length)))
                 rows = frames.pack_held([row for _, row in found])
                 self._reply(connection, frames.Found([one for one, _ in found]), rows)
             case _:
@@ -279,13 +291,17 @@ class PeerServer:
         purpose = self._purposes().get(message.purpose)
         if purpose is None:
             raise PeerError(f"unknown purpose of a fetch: {message.purpose[:20]!r}")
+        # the probe's block is of the format alone, and nobody's prompt
+        slab = message.format
+        if message.purpose != PROBE:
+            slab, keys = self._entitlement.view(connection, message.format, keys)
         # in this order: whatever the asker has written there, also what is no number, gives a time
         until = time.monotonic() + min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
         stopped = False
         with self._gates[message.purpose].entered(0, streams=purpose.sending.streams, room=0) as served:
             if served:
                 try:
-                    with self._source.blocks(message.format, keys, message.purpose) as blocks:
+                    with self._source.blocks(slab, keys, message.purpose) as blocks:
                         stopped = self._stream(connection, message.purpose, blocks, len(keys) - 1, until)
                 except PeerBusy:
                     served = False

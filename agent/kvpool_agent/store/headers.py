@@ -95,6 +95,14 @@ def decode_arena(memory: memoryview) -> ArenaHeader | None:
     return ArenaHeader(fingerprint, fields, slot_bytes, slot_count)
 
 
+def slot_bytes_of(memory: memoryview) -> int:
+    """Bytes of a slot as the header at the end of the memory says, which may not be true; 0 where there is none."""
+    if len(memory) < ARENA_HEADER_BYTES:
+        return 0
+    magic, _, _, slot_bytes, _, _ = _ARENA.unpack_from(memory, len(memory) - ARENA_HEADER_BYTES)
+    return int(slot_bytes) if magic == MAGIC and 0 < slot_bytes <= len(memory) else 0
+
+
 def encode_slot(slot: int, header: SlotHeader) -> bytes:
     flags = _FOREIGN * header.foreign | _HAS_PARENT * bool(header.parent)
     body = _SLOT.pack(FILLED, flags, 0, slot, header.key, header.parent, header.tag)

@@ -9,10 +9,19 @@ import fcntl
 import logging
 import mmap
 import os
+from dataclasses import dataclass
 
 from kvpool_client.memory import address_of, reopen_read_only
 
 log = logging.getLogger("kvpool.arena")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring bytes of the arena's memory."""
+
+    view: memoryview
+    address: int
 
 
 class ArenaMemory:
@@ -35,6 +44,9 @@ class ArenaMemory:
         self.size = size
         self.view = memoryview(self._map)
         self.address = address_of(self.view)
+
+    def part(self, offset: int, size: int) -> Part:
+        return Part(self.view[offset : offset + size], self.address + offset)
 
     def reader(self) -> int:
         """A new read-only descriptor, for the engine."""

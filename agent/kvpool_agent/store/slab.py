@@ -1,4 +1,4 @@
-"""The slab of a format: the arena's memory cut into slots of one block's size.
+"""The slabs of a format, one for each cache namespace: the arena's memory cut into slots of one block's size.
 
 One format for the life of a worker: blocks of an engine that comes back with the same format are kept, also those of
 a worker before this one; for an engine of another format the worker is started anew, so that no transfer of the old
@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.policy.heat import HeatTable
+from kvpool_agent.policy.shares import parts
 from kvpool_agent.store.arena import Arena
-from kvpool_agent.store.headers import encode_fields, slots_that_fit
-from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.headers import encode_fields, slot_bytes_of, slots_that_fit
+from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
-from kvpool_contract.names import block_key
+from kvpool_contract.names import block_key, format_fingerprint
+from kvpool_contract.tenants import slab_id
 
 LEASE_SECONDS = 2.0
 LEAST_BLOCKS = 8
@@ -25,17 +28,24 @@ LEAST_HEAT, HEAT_PER_SLOT = 4096, 4
 
 @dataclass
 class Slab:
-    """A format's slots. `fingerprint` is the hash of `fields`; `heat` counts the requests of its engine."""
+    """The slots of a format and a cache namespace. `fingerprint` is the hash of `fields`; `id`: what members call it;
+    `heat` counts the requests of its engine. `number`: its place among the slabs, 0 for the default one;
+    `first_slot`: the number of its first slot in the whole memory."""
 
     fingerprint: bytes
     fields: dict[str, Any]
     slot_bytes: int
-    memory: ArenaMemory
+    memory: ArenaMemory | Part
     arena: Arena
+    space: Space = field(default_factory=Space)
+    number: int = 0
+    first_slot: int = 0
+    id: bytes = field(init=False)
     heat: HeatTable = field(init=False)
     heat_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.id = slab_id(self.fingerprint, self.space.name) if self.space.keyed else self.fingerprint
         # what may be offered as hot lies in the arena; some more is remembered of what was evicted
         self.heat = HeatTable(max(LEAST_HEAT, HEAT_PER_SLOT * self.arena.slot_count))
 
@@ -45,9 +55,12 @@ class Slab:
     def address(self, slot: int) -> int:
         return self.memory.address + slot * self.slot_bytes
 
-    def key(self, engine_key: bytes, hash_bytes: int) -> bytes:
-        """The block key of an engine's key, which is its hash and 4 bytes of group."""
-        return block_key(engine_key[:hash_bytes], int.from_bytes(engine_key[hash_bytes:], "big"), self.fingerprint)
+    def key(self, engine_key: bytes, hash_bytes: int, names: bytes | None = None) -> bytes:
+        """The block key of an engine's key, which is its hash and 4 bytes of group. names: the key of names, that of
+        the epoch of now where it is None; there must be one."""
+        name_key = self.space.names[0] if names is None else names
+        group = int.from_bytes(engine_key[hash_bytes:], "big")
+        return block_key(engine_key[:hash_bytes], group, self.fingerprint, name_key)
 
 
 class NoRoom(Exception):  # noqa: N818 - an outcome, not a fault
@@ -59,65 +72,137 @@ class OtherFormat(Exception):  # noqa: N818
 
 
 class Slabs:
-    """The slab of now. `writable_at`: until then slots may still be read under leases that a predecessor gave."""
+    """The slabs of now. `writable_at`: until then slots may still be read under leases that a predecessor gave."""
 
-    def __init__(self, memory: ArenaMemory, writable_at: float) -> None:
+    def __init__(self, memory: ArenaMemory, writable_at: float, keyring: Keyring | None = None) -> None:
         self._memory = memory
+        self._keyring = keyring or Keyring()
         self._lock = threading.Lock()
-        self._current: Slab | None = None
-        self._table: HeaderTable | None = None
+        self._slabs: tuple[Slab, ...] = ()
+        self._tables: list[HeaderTable] = []
         self._writable_at = writable_at
 
     @property
+    def all(self) -> tuple[Slab, ...]:
+        """The default cache namespace's first; without those that have no room for 8 blocks."""
+        return self._slabs
+
+    @property
     def current(self) -> Slab | None:
-        return self._current
+        """The default cache namespace's slab."""
+        slabs = self._slabs
+        return slabs[0] if slabs else None
 
     @property
     def limit_bytes(self) -> int:
         return self._memory.size
 
-    def of(self, fingerprint: bytes) -> Slab | None:
-        """The slab of this format, if it is the current one."""
-        slab = self._current
-        return slab if slab is not None and slab.fingerprint == fingerprint else None
+    def of(self, slab: bytes) -> Slab | None:
+        """The slab with this id."""
+        return next((one for one in self._slabs if one.id == slab), None)
 
-    def reopen(self) -> tuple[Slab, HeaderTable] | None:
-        """The slab that a predecessor has left in the memory, its filled slots not yet judged; None where there is
-        none that this version reads."""
-        table = HeaderTable.found(self._memory.view)
-        if table is None or table.header.slot_count < LEAST_BLOCKS:
-            return None
+    @property
+    def asked_by_requests(self) -> bool:
+        """Whether requests may say of which cache namespace they are."""
+        return self._keyring.mode != "Ignore"
+
+    def usable(self, cache_namespace: str) -> Slab | None:
+        """The slab of a request's blocks, of the default cache namespace for an empty name; None where this agent has
+        no room for it, or no key."""
+        found = (one for one in self._slabs if one.space.name == cache_namespace or not (cache_namespace or one.number))
+        slab = next(found, None)
+        return slab if slab is not None and slab.space.open else None
+
+    def release(self, number: int, lease: int) -> None:
+        """Ends a lease on the slab of this number."""
+        for slab in self._slabs:
+            if slab.number == number:
+                slab.arena.release(lease)
+
+    def reopen(self) -> list[tuple[Slab, HeaderTable]]:
+        """The slabs that a predecessor has left in the memory, their filled slots not yet judged; none where there is
+        no default one that this version reads."""
+        slot_bytes = slot_bytes_of(self._memory.view)
         with self._lock:
-            slab = self._slab(table, list(table.not_free()))
-            return slab, table
+            cut = self._cut(slot_bytes) if slot_bytes else []
+            table = HeaderTable.found(cut[0].view) if cut else None
+            if table is None or table.header.slot_count < LEAST_BLOCKS or table.header.slot_bytes != slot_bytes:
+                return []
+            try:
+                fields = _of_format(table.header.fields, self._keyring.default)
+            except KeyError:
+                return []
+            return self._open(format_fingerprint(fields), fields, slot_bytes, cut, keep=True)
 
     def open(self, fingerprint: bytes, fields: dict[str, Any], slot_bytes: int) -> Slab:
-        """The slab for this format, made if there is none yet. Raises NoRoom, and OtherFormat where the memory is
-        another format's.
+        """The default slab for this format, made with the others if there is none yet. Raises NoRoom, and OtherFormat
+        where the memory is another format's.
 
         To cut the memory it waits until leases that a predecessor gave on it are over, two seconds at most: the new
         headers may lie where its slots did.
         """
-        if slots_that_fit(self._memory.size, slot_bytes, len(encode_fields(fields))) < LEAST_BLOCKS:
+        cut = self._cut(slot_bytes)
+        if _slots(cut[0], _written(fields, self._keyring.default), slot_bytes) < LEAST_BLOCKS:
             raise NoRoom
         with self._lock:
-            if self._current is None:
+            if not self._slabs:
                 time.sleep(max(0.0, self._writable_at - time.monotonic()))
-                self._slab(HeaderTable.made(self._memory.view, fingerprint, fields, slot_bytes), ())
-            assert self._current is not None
-            if self._current.fingerprint != fingerprint:
+                self._open(fingerprint, fields, slot_bytes, cut, keep=False)
+            if self._slabs[0].fingerprint != fingerprint:
                 raise OtherFormat
-            return self._current
+            return self._slabs[0]
 
     def wipe(self) -> None:
         """Lets the next worker find nothing. This one goes on with what it has."""
         with self._lock:
-            if self._table is not None:
-                self._table.wipe()
+            for table in self._tables:
+                table.wipe()
 
-    def _slab(self, table: HeaderTable, unjudged: Sequence[int]) -> Slab:
-        cut = table.header
-        arena = Arena(cut.slot_count, table, writable_at=self._writable_at, unjudged=unjudged)
-        self._table = table
-        self._current = Slab(cut.fingerprint, cut.fields, cut.slot_bytes, self._memory, arena)
-        return self._current
+    def _cut(self, slot_bytes: int) -> list[Part]:
+        percents = [space.percent for space in self._keyring.spaces]
+        return [self._memory.part(*part) for part in parts(self._memory.size, slot_bytes, percents)]
+
+    def _open(
+        self, fingerprint: bytes, fields: dict[str, Any], slot_bytes: int, cut: Sequence[Part], *, keep: bool
+    ) -> list[tuple[Slab, HeaderTable]]:
+        """keep: whether what a predecessor has left is taken over, where it is of this format and its place."""
+        opened = []
+        for number, (space, part) in enumerate(zip(self._keyring.spaces, cut, strict=True)):
+            written = _written(fields, space)
+            if _slots(part, written, slot_bytes) < LEAST_BLOCKS:
+                continue
+            table = HeaderTable.found(part.view) if keep else None
+            found = table is not None and (table.header.fields, table.header.slot_bytes) == (written, slot_bytes)
+            if table is None or not found:
+                name = format_fingerprint(written) if space.keyed else fingerprint
+                table = HeaderTable.made(part.view, name, written, slot_bytes)
+            unjudged = list(table.not_free()) if found else ()
+            arena = Arena(table.header.slot_count, table, writable_at=self._writable_at, unjudged=unjudged)
+            first = (part.address - self._memory.address) // slot_bytes
+            slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first)
+            self._keyring.register(slab.id, space)
+            opened.append((slab, table))
+        self._tables = [table for _, table in opened]
+        self._slabs = tuple(slab for slab, _ in opened)
+        return opened
+
+
+def _written(fields: dict[str, Any], space: Space) -> dict[str, Any]:
+    """What a part's header says: the format, and the cache namespace where that has a key."""
+    return {"cache_namespace": space.name, "format": fields} if space.keyed else fields
+
+
+def _of_format(written: dict[str, Any], space: Space) -> dict[str, Any]:
+    """The format's fields in the default part's header. Raises KeyError where it is another cache namespace's."""
+    if not space.keyed:
+        if "cache_namespace" in written:
+            raise KeyError(space.name)
+        return written
+    if written["cache_namespace"] != space.name:
+        raise KeyError(space.name)
+    fields: dict[str, Any] = written["format"]
+    return fields
+
+
+def _slots(part: Part, written: dict[str, Any], slot_bytes: int) -> int:
+    return slots_that_fit(len(part.view), slot_bytes, len(encode_fields(written)))

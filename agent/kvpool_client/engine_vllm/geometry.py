@@ -10,6 +10,7 @@ from typing import Any
 
 from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, KINDS_FIELD
 from kvpool_client.engine_vllm.epoch import engine_of
+from kvpool_client.engine_vllm.requests import MARK_FIELD
 from kvpool_client.groups import Group, to_header
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.scheduler_side import HostPool
@@ -50,6 +51,7 @@ def attach_header(spec: Any, pool: HostPool) -> dict[str, Any]:
         "rows": pool.rows,
         "hash_bytes": HASH_BYTES,
         "groups": to_header(groups_of(spec)),
+        "cache_namespaces": bool(spec.config.extra_config.get(MARK_FIELD)),
     }
 
 

@@ -16,6 +16,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool_client import session
 from kvpool_client.engine_vllm import adapters, epoch, geometry
+from kvpool_client.engine_vllm.requests import MARK_FIELD
 from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import SchedulerSide
 
@@ -45,7 +46,8 @@ class KvpoolTier(SecondaryTierManager):
             adapters.install()
             epoch.follow(str(offloading_spec.config.engine_id), self)
             self._header = header
-            side = SchedulerSide(socket, header, pool, geometry.groups_of(offloading_spec))
+            mark = str(offloading_spec.config.extra_config.get(MARK_FIELD, ""))
+            side = SchedulerSide(socket, header, pool, geometry.groups_of(offloading_spec), mark=mark)
             side.start()
             self._side = side
         except Exception:  # noqa: BLE001 - the engine must start; the reason goes to the agent

@@ -4,7 +4,8 @@ Calls block; whoever awaits runs them in a thread. They are retried by the next 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kubernetes import client, config
@@ -21,8 +22,20 @@ APPLY = "application/apply-patch+yaml"
 TIMEOUT_SECONDS = (3.0, 10.0)  # to connect, to read
 NOT_FOUND, CONFLICT = 404, 409
 
+KEYS_LABEL = "kvpool.io/keys"  # of a Secret that the controller keeps
+MERGE = "application/merge-patch+json"
+
 Document = dict[str, Any]
 Key = tuple[str, str]  # Kubernetes namespace and name of a pool
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A Secret without what it holds: the names of its entries, whether it is the controller's, its version."""
+
+    names: frozenset[str]
+    ours: bool
+    version: str
 
 
 class RefusedError(Exception):
@@ -99,6 +112,39 @@ class Cluster:
                 name, namespace, wanted, field_manager=FIELD_MANAGER, force=True, _content_type=APPLY,
                 _request_timeout=TIMEOUT_SECONDS,
             )  # fmt: skip
+        except ApiException as error:
+            if error.status in (400, 403, 422):
+                raise RefusedError(_sentence(error)) from None
+            raise
+
+    def secret_entries(self, k8s_namespace: str, name: str) -> Entries | None:
+        """What the entries of a Secret are called."""
+        found = _or_none(
+            lambda: _document(
+                self._core.read_namespaced_secret(
+                    name, k8s_namespace, _preload_content=False, _request_timeout=TIMEOUT_SECONDS
+                )
+            )
+        )
+        if found is None:
+            return None
+        metadata = found["metadata"]
+        ours = KEYS_LABEL in (metadata.get("labels") or {})
+        return Entries(frozenset(found.get("data") or {}), ours, metadata["resourceVersion"])
+
+    def add_entries(self, k8s_namespace: str, name: str, data: Mapping[str, str], found: Entries | None) -> None:
+        """Adds entries to a Secret as it was found, or makes it; conflicts where it has changed since. Raises
+        RefusedError."""
+        metadata: Document = {"name": name, "labels": {KEYS_LABEL: "managed"}}
+        if found is not None:
+            metadata["resourceVersion"] = found.version
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": dict(data)}
+        options: Document = {"field_manager": FIELD_MANAGER, "_request_timeout": TIMEOUT_SECONDS}
+        try:
+            if found is None:
+                self._core.create_namespaced_secret(k8s_namespace, body, **options)
+            else:
+                self._core.patch_namespaced_secret(name, k8s_namespace, body, _content_type=MERGE, **options)
         except ApiException as error:
             if error.status in (400, 403, 422):
                 raise RefusedError(_sentence(error)) from None

@@ -2,15 +2,18 @@
 is told to look in.
 
 The tests run it under exactly these; the webhook's certificates, where it keeps them, need two Secrets and one
-configuration more, by name. For pools it reads no Secret, changes no pod, deletes nothing: what a pool made goes with
-the pool by ownerReferences.
+configuration more, by name. For pools it reads one Secret, that of the keys that it makes, changes no pod, deletes
+nothing: what a pool made goes with the pool by ownerReferences. To create can't be allowed by name.
 """
 
 from typing import Any
 
+from kvpool_operator.desired.spaces import KEYS_SECRET
 
-def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
-    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+
+def _rule(group: str, resources: list[str], verbs: list[str], names: list[str] | None = None) -> dict[str, Any]:
+    named = {"resourceNames": names} if names else {}
+    return {"apiGroups": [group], "resources": resources, **named, "verbs": verbs}
 
 
 RULES = [
@@ -21,4 +24,7 @@ RULES = [
     # a pool's configuration and its headless Service, by name
     _rule("", ["configmaps", "services"], ["get", "create", "patch"]),
     _rule("", ["events"], ["create"]),
+    # keys of cache namespaces that no Secret of the user's holds
+    _rule("", ["secrets"], ["create"]),
+    _rule("", ["secrets"], ["get", "patch"], [KEYS_SECRET]),
 ]

@@ -13,6 +13,7 @@ from kvpool_contract.names import CONFIG_FILE, pool_object_name
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
+from kvpool_operator.controller.keys import see_to_keys
 from kvpool_operator.desired.events import Event, member_events, pool_events
 from kvpool_operator.desired.objects import document_hash, keeping_document, pool_objects
 from kvpool_operator.desired.ownership import judge, owned
@@ -79,6 +80,8 @@ class Reconciler:
 
     async def _make_objects(self, pool: KVCachePool, metadata: dict[str, Any]) -> tuple[str, str]:
         """Why an object could not be made, as a reason and a sentence; nothing where all are there."""
+        if (refused := await see_to_keys(self._cluster, pool)) != NOT_REFUSED:
+            return refused
         for plain in pool_objects(pool, metadata["generation"]):
             wanted = owned(plain, metadata)
             title = f"{wanted['kind']} {wanted['metadata']['name']}"

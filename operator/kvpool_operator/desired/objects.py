@@ -26,10 +26,11 @@ from kvpool_contract.config import (
 )
 from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_object_name
 from kvpool_operator.desired.pool import KVCachePool
+from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, KEYS_DIR, agent_spaces
 
 PEER_PORT_NAME = "kvpool-peer"
 # Fields of the agents' configuration that the pool's spec calls otherwise.
-_POOL_FIELDS = {"arenaBytes": "tiers.memory.size"}
+_POOL_FIELDS = {"arenaBytes": "tiers.memory.size", "gatewayKeyFile": "gatewayKeySecretRef"}
 
 
 def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
@@ -59,6 +60,9 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         ),
         paused=spec.paused,
         generation=generation,
+        cacheNamespaces=agent_spaces(spec.cache_namespaces),
+        requestNamespace=spec.request_namespace,
+        gatewayKeyFile=f"{KEYS_DIR}/{GATEWAY_KEY_FILE}" if spec.gateway_key_secret_ref.name else "",
     )
 
 

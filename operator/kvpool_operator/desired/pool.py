@@ -12,14 +12,15 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from kvpool_contract.names import API_GROUP, pool_object_name
+from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes, PoolError, field
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
+from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
+
+__all__ = ["IMMUTABLE", "LIVE", "NEW_PODS", "Bytes", "KVCachePool", "PoolError", "PoolSpec", "read_pool"]
 
 API_VERSION = f"{API_GROUP}/v1alpha1"
 KIND = "KVCachePool"
 MIB, GIB = 2**20, 2**30
-# When a change of a field takes effect. What pods run with is fixed when they are made, so a field of theirs is for
-# new pods only.
-LIVE, NEW_PODS, IMMUTABLE = "live", "new pods only", "immutable"
 MAX_RESOURCES = 16
 MAX_SECRETS = 8
 MAX_QUANTITY = 2**60  # sums of some of them still fit into the API server's 64 bits
@@ -31,22 +32,8 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-class PoolError(ValueError):
-    """The pool can't be used; the message names the field and the fix."""
-
-
-class Bytes(int):
-    """A count of bytes, written as a Kubernetes quantity."""
-
-
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     pass
-
-
-def field(description: str, applies: str = NEW_PODS, *, least: int | None = None, **bounds: Any) -> msgspec.Meta:
-    """What the API says of a field beyond its type. applies: when a change of it takes effect; least: of Bytes."""
-    extra: dict[str, Any] = {"applies": applies} | ({} if least is None else {"least": least})
-    return msgspec.Meta(description=description, extra=extra, **bounds)
 
 
 class HostPool(_Part, frozen=True):
@@ -220,6 +207,9 @@ class PoolSpec(_Part, frozen=True):
     prewarm: Prewarm = msgspec.field(default_factory=Prewarm)
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
+    cache_namespaces: CacheNamespaces = []
+    request_namespace: RequestNamespace = "Ignore"
+    gateway_key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)
     agent: Agent = msgspec.field(default_factory=Agent)
     paused: Annotated[
         bool, field("Nothing is loaded nor stored, and pods are ready at once, until it is false again.", LIVE)
@@ -326,6 +316,7 @@ def _check(pool: KVCachePool) -> None:
             f"letters, digits and '-'"
         )
     _check_sizes(spec, "spec")
+    check_spaces(spec.cache_namespaces, spec.request_namespace, spec.gateway_key_secret_ref)
     for path, entries in (
         ("requests", spec.agent.resources.requests),
         ("limits", spec.agent.resources.limits),

@@ -116,6 +116,7 @@ def client_config(pool: KVCachePool) -> str:
             "hostPoolBytes": int(engine.host_pool.size),
             "blockTokens": engine.block_tokens,
             "allowUntested": engine.allow_untested,
+            "cacheNamespaces": pool.spec.request_namespace != "Ignore",
         },
         separators=(",", ":"),
     )

@@ -17,6 +17,7 @@ from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers, resources
 from kvpool_operator.inject.edits import Edits, UnreadableRecordError, undo
 from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine, refuse_mounts
+from kvpool_operator.inject.keys import mount_keys
 from kvpool_operator.inject.meshes import exclude_ports
 from kvpool_operator.inject.obstacles import refuse_pod
 from kvpool_operator.inject.refusal import Refused
@@ -106,6 +107,7 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed, as_root=as_root)
     for volume in containers.volumes(pool_object_name(own)):
         edits.add(("spec", "volumes"), volume)
+    mount_keys(edits, agent, pool, edits.template["metadata"]["labels"])
     room_for_host_pool(edits, engine, host_pool)
     find_plugin(edits, engine)
     join_engine(edits, engine, pool)

@@ -49,7 +49,20 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "loading": {"deadlineSeconds": 10, "maxBytesPerSecond": "0"},
         "agent": {"image": "", "imagePullSecrets": [], "resources": {"requests": {}, "limits": {}}},
         "paused": False,
+        "cacheNamespaces": [],
+        "requestNamespace": "Ignore",
+        "gatewayKeySecretRef": {"name": "", "key": "key"},
     }
+
+
+def test_cache_namespaces_are_taken_and_their_defaults_are_filled_in(served: Kube) -> None:
+    acme = {"name": "acme", "podSelector": {"matchLabels": {"tier": "gold"}}, "quota": {"memoryPercent": 20}}
+    spec = {"cacheNamespaces": [{"name": "public"}, acme], "requestNamespace": "Signed"}
+    taken = served.create_pool(GOOD | {"spec": spec | {"gatewayKeySecretRef": {"name": "gateway"}}}, dry_run="All")
+    assert taken["spec"]["cacheNamespaces"] == [
+        {"name": "public", "tenant": "", "keySecretRef": {"name": "", "key": "key"}, "quota": {"memoryPercent": 0}},
+        {**acme, "tenant": "", "keySecretRef": {"name": "", "key": "key"}},
+    ]
 
 
 @pytest.mark.parametrize("size", ["1Mi", 1048576, "1.5Gi", ".5Gi", "1e9", "100000000000m", "2Ti"])

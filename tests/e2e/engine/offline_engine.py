@@ -19,10 +19,19 @@ def tokens_by_source(engine: LLM) -> dict[str, int]:
     return counts
 
 
-def ask(engine: LLM, tokens: list[int], salt: str = "", adapter: list[Any] | None = None) -> dict[str, Any]:
+def ask(
+    engine: LLM,
+    tokens: list[int],
+    salt: str = "",
+    adapter: list[Any] | None = None,
+    parameters: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     before = tokens_by_source(engine)
     prompt: dict[str, Any] = {"prompt_token_ids": tokens, **({"cache_salt": salt} if salt else {})}
-    wanted = SamplingParams(temperature=0, max_tokens=8, logprobs=5, ignore_eos=True, detokenize=False)
+    extra = {"kv_transfer_params": parameters} if parameters else None
+    wanted = SamplingParams(
+        temperature=0, max_tokens=8, logprobs=5, ignore_eos=True, detokenize=False, extra_args=extra
+    )  # fmt: skip
     (answer,) = engine.generate(
         [prompt], wanted, use_tqdm=False, lora_request=LoRARequest(*adapter) if adapter else None
     )
