@@ -1,12 +1,15 @@
 """What a peer transfer costs against a bare socket, and against other stores, measured interleaved in one run.
 
-    python benchmarks/transfer.py [--quick] [--rounds 20] [--megabytes 256] [--peers]
+    python benchmarks/transfer.py [--quick] [--rounds 20] [--megabytes 256] [--tls] [--peers]
 
 Two processes on the loopback address. The source serves the same memory twice: through kvpool's peer protocol, and
 as a bare stream of the same bytes. Each round fetches all of it every way, in an order drawn anew, into the same
 memory; the way through kvpool reads headers and checks every block's tag. Figures are medians over the rounds and the
 median of each round's ratio; the line A/A is the bare socket against itself, which is the noise of this run. With
 several streams each fetches its share of the blocks.
+
+`--tls` takes both inside TLS 1.3 with certificates on both sides; the bare socket in clear stays in the rounds. Then
+what a handshake costs, whole and resumed. Every TLS figure includes both ends' ciphers on the same cores.
 
 `--peers` also asks Mooncake's store over TCP and LMCache's server (see peers/) in the same rounds, one stream, for the
 same number of bytes; they check no bytes. Their environments are made once, outside the checkout.
@@ -37,10 +40,12 @@ sys.path[:0] = [str(HERE.parent / "agent"), str(HERE / "peers")]
 
 import environments  # noqa: E402
 import rounds  # noqa: E402
+import secured  # noqa: E402
 
 from kvpool_agent.peer import frames  # noqa: E402
 from kvpool_agent.peer.dial import Dialer, Identity  # noqa: E402
 from kvpool_agent.peer.serve import PeerServer  # noqa: E402
+from kvpool_agent.peer.tls import CLEAR  # noqa: E402
 from kvpool_agent.policy.heat import HotBlock  # noqa: E402
 from kvpool_agent.store.tag import tag_of  # noqa: E402
 
@@ -91,22 +96,26 @@ class Memory:
         yield ((i, self._tags[self._keys[key]], self.views[self._keys[key]]) for i, key in enumerate(keys))
 
 
-def serve(count: int, size: int, pipe: Pipe) -> None:
-    """The source's process: tells its two ports, then answers the pipe with its CPU seconds until that closes."""
+def serve(count: int, size: int, pipe: Pipe, pair: secured.Pair | None) -> None:
+    """The source's process: tells its ports, then answers the pipe with its CPU seconds until that closes."""
     memory = Memory(count, size)
-    server = PeerServer("127.0.0.1", 0, memory)
+    server = PeerServer("0.0.0.0", 0, memory, transport=CLEAR if pair is None else pair.transport())
     server.start()
-    bare = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=serve_bare, args=(bare, memory), daemon=True).start()
-    pipe.send((server.port, bare.getsockname()[1]))
+    ports = [server.port]
+    for accept in [lambda sock: sock, *([secured.accept(pair)] if pair is not None else [])]:
+        bare = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=serve_bare, args=(bare, memory, accept), daemon=True).start()
+        ports.append(bare.getsockname()[1])
+    pipe.send(ports)
     while pipe.recv():
         pipe.send(cpu_seconds())
     server.close()
 
 
-def serve_bare(listener: socket.socket, memory: Memory) -> None:
-    def stream(connection: socket.socket) -> None:
-        while share := connection.recv(SHARE.size, socket.MSG_WAITALL):
+def serve_bare(listener: socket.socket, memory: Memory, accept: Callable[[socket.socket], socket.socket]) -> None:
+    def stream(taken: socket.socket) -> None:
+        connection = accept(taken)
+        while share := connection.recv(SHARE.size):
             start, blocks = SHARE.unpack(share)
             for view in memory.views[start : start + blocks]:
                 connection.sendall(view)
@@ -125,15 +134,19 @@ def cpu_seconds() -> float:
 class Source:
     """The source's process, and the ways to fetch all of its blocks into memory of this one."""
 
-    def __init__(self, count: int, size: int, streams: int) -> None:
+    def __init__(self, count: int, size: int, streams: int, tls: bool) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(count, size, theirs), daemon=True)
+        ours, pair = secured.pairs("sink", "source") if tls else (None, None)
+        process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(count, size, theirs, pair), daemon=True
+        )
         process.start()
         self._process = process
-        peer_port, bare_port = self._pipe.recv()
-        self._address = f"127.0.0.1:{peer_port}"
-        self._dialer = Dialer(Identity("benchmark", "sink", "1"))
+        peer_port, bare_port, *tls_port = self._pipe.recv()
+        self._address, self._pair = f"127.0.0.1:{peer_port}", ours
+        self._dialer = Dialer(Identity("benchmark", "sink", "1"), CLEAR if ours is None else ours.transport())
         self._bare = [socket.create_connection(("127.0.0.1", bare_port)) for _ in range(streams)]
+        self._tls = [secured.connect(ours, tls_port[0]) for _ in range(streams)] if ours is not None else []
         target = memoryview(mmap.mmap(-1, count * size))
         self._views = [target[i * size : (i + 1) * size] for i in range(count)]
         self._keys = block_keys(count)
@@ -143,6 +156,20 @@ class Source:
 
     def by_socket(self) -> None:
         list(self._threads.map(self._stream_bare, self._bare, self._shares))
+
+    def by_tls_socket(self) -> None:
+        list(self._threads.map(self._stream_bare, self._tls, self._shares))
+
+    def ways(self) -> dict[str, Callable[[], None]]:
+        """What is measured; the second one is its noise, the first one what it is compared with."""
+        if self._pair is None:
+            return {"socket": self.by_socket, "socket again": self.by_socket, "kvpool": self.by_kvpool}
+        secure = {"TLS socket": self.by_tls_socket, "TLS socket again": self.by_tls_socket}
+        return {**secure, "kvpool over TLS": self.by_kvpool, "socket in clear": self.by_socket}
+
+    def handshakes(self, count: int) -> None:
+        if self._pair is not None:
+            secured.handshakes(self._pair, int(self._address.rpartition(":")[2]), count, self._cpu_of_source)
 
     def by_kvpool(self) -> None:
         list(self._threads.map(self._fetch, self._shares))
@@ -171,11 +198,14 @@ class Source:
 
     def cpu_seconds(self) -> float:
         """Of both processes."""
+        return cpu_seconds() + self._cpu_of_source()
+
+    def _cpu_of_source(self) -> float:
         self._pipe.send(True)
-        return cpu_seconds() + float(self._pipe.recv())
+        return float(self._pipe.recv())
 
     def close(self) -> None:
-        for connection in self._bare:
+        for connection in (*self._bare, *self._tls):
             connection.close()
         self._dialer.close()
         self._pipe.send(False)
@@ -231,9 +261,9 @@ def started(names: Sequence[str], size: int, count: int) -> list[Peer]:
     return found
 
 
-def measure(size: int, total: int, streams: int, count: int, peers: Sequence[str]) -> None:
+def measure(size: int, total: int, streams: int, count: int, peers: Sequence[str], tls: bool) -> None:
     blocks = total // size
-    source = Source(blocks, size, streams)
+    source = Source(blocks, size, streams, tls)
     others = started(peers, size, blocks)
     cpu: dict[str, list[float]] = {}
 
@@ -254,11 +284,13 @@ def measure(size: int, total: int, streams: int, count: int, peers: Sequence[str
 
         return turn
 
-    calls = {"socket": source.by_socket, "socket again": source.by_socket, "kvpool": source.by_kvpool}
+    calls = source.ways()
+    first, again, ours, *_ = calls
     ways = {name: way(name, call) for name, call in calls.items()}
     ways |= {name: other(peer, name) for peer in others for name in peer.ways}
     try:
         seconds = rounds.run(ways, count)
+        source.handshakes(10 * count)
     finally:
         source.close()
         for peer in others:
@@ -267,12 +299,12 @@ def measure(size: int, total: int, streams: int, count: int, peers: Sequence[str
     label = f"{size // MIB:2d} MiB, {streams} stream{'s'[: streams > 1]}"
     for name, taken in seconds.items():
         rate, cost = gigabytes / statistics.median(taken), statistics.median(cpu[name][1:]) / gigabytes
-        compared = "" if name == "socket" else f"  {rounds.ratio(seconds['socket'], taken)} of the socket"
-        noise = ", noise" if name == "socket again" else ""
+        compared = "" if name == first else f"  {rounds.ratio(seconds[first], taken)} of the {first}"
+        noise = ", noise" if name == again else ""
         print(f"{label:18} {name:18} {rate:5.2f} GB/s {cost:5.2f} CPU-s/GB{compared}{noise}", flush=True)
     for name in ways:
         if name not in calls:
-            print(f"{label:18} kvpool / {name}: {rounds.ratio(seconds[name], seconds['kvpool'])}", flush=True)
+            print(f"{label:18} kvpool / {name}: {rounds.ratio(seconds[name], seconds[ours])}", flush=True)
 
 
 def main() -> None:
@@ -281,6 +313,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--tls", action="store_true", help="inside TLS, against a TLS socket")
     parser.add_argument("--peers", action="store_true", help="Mooncake and LMCache too, in the rounds of one stream")
     options = parser.parse_args()
     count = 3 if options.quick else options.rounds
@@ -293,9 +326,8 @@ def main() -> None:
     print(f"{options.megabytes} MiB a round, {count} rounds; {rounds.machine()}", flush=True)
     for size in (2 * MIB, 16 * MIB):
         for streams in options.streams:
-            measure(
-                size, options.megabytes * MIB, streams, count, list(PEERS) if options.peers and streams == 1 else []
-            )
+            others = list(PEERS) if options.peers and streams == 1 else []
+            measure(size, options.megabytes * MIB, streams, count, others, options.tls)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,9 @@ def show(pool: Pool, measured: dict[str, Measured]) -> None:
         f"{warm['planned_blocks']} hot blocks ({warm['bytes'] / MIB:.0f} MiB in {warm['seconds']:.1f} s); "
         f"kvpool added {warm['added_seconds']:.1f} s."
     )
+    words = ("tls_dialed", "tls_resumed", "connections_in_clear")
+    dialed, resumed, clear = (sum(r.status()["counters"].get(word, 0) for r in pool.replicas) for word in words)
+    say(f"Agents talked inside TLS 1.3: {dialed} connections, {resumed} of them resumed; {clear} in clear.")
     cold = statistics.median([s for m in measured.values() for s in m.cold])
     pooled = statistics.median([s for m in measured.values() for s in m.pooled])
     if pooled < cold:

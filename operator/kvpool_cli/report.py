@@ -71,7 +71,7 @@ def _row(member: str, status: AgentStatus) -> list[str]:
 def _notes(answer: Answer) -> Iterator[str]:
     """What there is to say of a member besides its row: nothing of one that is as it should be."""
     if answer.status is not None:
-        for parts in (_of_configuration, _of_probe, _of_arena):
+        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena):
             yield from (f"{answer.member}: {note}" for note in parts(answer.status))
         yield from _of_peers(answer.member, answer.status)
 
@@ -86,6 +86,15 @@ def _of_configuration(status: AgentStatus) -> Iterator[str]:
     if status.unknown_config_fields:
         fields = ", ".join(status.unknown_config_fields)
         yield f"it does not know the configuration fields {fields}; update its image"
+
+
+def _of_certificate(status: AgentStatus) -> Iterator[str]:
+    """What is wrong with its certificate, or with another one that it has seen."""
+    if status.tls.reason:
+        detail = f" ({status.tls.detail})" if status.tls.detail else ""
+        yield explain(status.tls.reason) + detail
+    if status.tls.mode == "Disabled":
+        yield "TLS is disabled: it talks to other members in clear"
 
 
 def _of_probe(status: AgentStatus) -> Iterator[str]:

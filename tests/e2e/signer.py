@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from authority import DAY, Authority, member_uri
+from agent_pool import AgentPool, Node
+from authority import CLUSTER, DAY, K8S_NAMESPACE, Authority, member_uri
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,7 +21,7 @@ class Signer:
     """Signs for whoever brings `token`, as the member that the token is of. `tokens`: member by token. Its port stays
     the same from one `start` to the next."""
 
-    def __init__(self, authority: Authority, pool: str) -> None:
+    def __init__(self, authority: Authority, pool: str = "demo") -> None:
         self.authority, self.pool, self.life = authority, pool, DAY
         self.tokens: dict[str, str] = {}
         self.asked: list[identity.SignRequest] = []
@@ -89,3 +90,11 @@ class Signer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         load_pair(context, certificate + secret)
         return context
+
+
+def managed(pool: AgentPool, signer: Signer, name: str) -> Node:
+    """A replica, not started yet, whose agent asks the signer with a token of its own, `planted-token-NAME`."""
+    tls = {"mode": "Managed", "signer": signer.address, "cluster": CLUSTER, "k8sNamespace": K8S_NAMESPACE}
+    node = pool.node(name, tls=tls)
+    signer.trust(node.replica.folder, f"planted-token-{name}", node.replica.member)
+    return node

@@ -38,6 +38,7 @@ def full(**change: Any) -> AgentStatus:
         "unknown_config_fields": ["later"],
         "started_at": 1000.5,
         "directory": contract.Directory(13, 14, 15, True, 16, 17),
+        "tls": contract.Tls("Managed", "ok", not_after=18.0),
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
     return AgentStatus(**{**fields, **change})
@@ -89,6 +90,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_transfer_bytes_total{transfer="demand_in"}': 12288,
         'kvpool_transfer_bytes_total{transfer="store_in"}': 8192,
         'kvpool_events_total{event="plans"}': 11,
+        "kvpool_certificate_expires_timestamp_seconds": 18,
         'kvpool_warm_blocks{step="planned"}': 10,
         'kvpool_warm_blocks{step="loaded"}': 9,
         "kvpool_added_seconds": 0.5,

@@ -63,6 +63,11 @@ class StatusCollector:
         for word, count in sorted(status.counters.items()):
             events.add_metric([word], count)
         yield events
+        yield GaugeMetricFamily(
+            "kvpool_certificate_expires_timestamp_seconds",
+            "When this member's certificate ends, in seconds since the epoch; 0 without one",
+            value=status.tls.not_after,
+        )
         warm = GaugeMetricFamily("kvpool_warm_blocks", "Blocks of the warm-up", labels=["step"])
         warm.add_metric(["planned"], status.warm.planned_blocks)
         warm.add_metric(["loaded"], status.warm.loaded_blocks)

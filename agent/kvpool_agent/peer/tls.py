@@ -22,7 +22,7 @@ from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_contract.identity import ALPN, CertificateName, IdentityError
 
 SESSIONS_KEPT = 512
-TROUBLE_SECONDS = 60.0
+TROUBLE_SECONDS = 5.0  # members ask each other every second
 # OpenSSL's numbers of what is wrong with a certificate
 _VERIFY = {
     9: "peer_certificate_not_yet_valid",

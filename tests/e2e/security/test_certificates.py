@@ -6,8 +6,7 @@ from datetime import timedelta
 
 import pytest
 from agent_pool import AgentPool, Node
-from authority import CLUSTER, K8S_NAMESPACE
-from signer import Signer
+from signer import Signer, managed
 from standin_engine import Served, prompt
 
 BLOCKS = 6
@@ -16,16 +15,9 @@ SOON = "from kvpool_agent.flows import certify; certify.NEWCOMER_SECONDS = 0.5"
 
 @pytest.fixture
 def signer(pool: AgentPool) -> Iterator[Signer]:
-    made = Signer(pool.pool.authority, "demo").start()
+    made = Signer(pool.pool.authority).start()
     yield made
     made.stop()
-
-
-def managed(pool: AgentPool, signer: Signer, name: str) -> Node:
-    tls = {"mode": "Managed", "signer": signer.address, "cluster": CLUSTER, "k8sNamespace": K8S_NAMESPACE}
-    node = pool.node(name, tls=tls)
-    signer.trust(node.replica.folder, f"planted-token-{name}", node.replica.member)
-    return node
 
 
 def shares(giver: Node, taker: Node, name: str) -> None:

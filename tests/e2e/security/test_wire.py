@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from agent_pool import AgentPool, Node
 from capture import Capture
+from signer import Signer, managed
 from standin_engine import HASH_BYTES, Served, block_bytes, engine_keys, prompt
 
 from kvpool_contract.names import TEMPLATE_VARIABLE, block_key
@@ -55,16 +56,22 @@ def secrets(nodes: list[Node]) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("tls", [True, False])
-def test_an_eavesdropper_finds_nothing_inside_tls_and_everything_in_clear(tmp_path: Path, tls: bool) -> None:
+@pytest.mark.parametrize("mode", ["Files", "Managed", "Disabled"])
+def test_an_eavesdropper_finds_nothing_inside_tls_and_everything_in_clear(tmp_path: Path, mode: str) -> None:
+    tls = mode != "Disabled"
     pool = AgentPool(tmp_path, tls=tls, pool=POOL)
+    signer = Signer(pool.pool.authority, POOL)
     try:
-        a, b = pool.node("planted-a"), pool.node("planted-b")
+        if mode == "Managed":
+            signer.start()
+            a, b = (managed(pool, signer, f"planted-{name}") for name in "ab")
+        else:
+            a, b = (pool.node(f"planted-{name}") for name in "ab")
         for node in (a, b):
             node.replica.agent_environment[TEMPLATE_VARIABLE] = TEMPLATE
         hot, cold = prompt("hot", BLOCKS), prompt("cold", BLOCKS)
         try:
-            looking = Capture([node.replica.peer_port for node in (a, b)])
+            looking = Capture([signer.port, *(node.replica.peer_port for node in (a, b))])
         except PermissionError:
             pytest.skip("needs CAP_NET_RAW, to look at the loopback interface")
         with looking as capture:
@@ -82,15 +89,17 @@ def test_an_eavesdropper_finds_nothing_inside_tls_and_everything_in_clear(tmp_pa
             assert b.engine.serve(cold) == Served(pool=BLOCKS)
             status = b.status()
             wanted = planted([a, b], status.format, [hot, cold])
-            tokens = secrets([a, b]) if tls else {}
+            hidden = secrets([a, b]) if mode == "Files" else {name: name.encode() for name in signer.tokens}
         assert capture.dropped == 0
         streams = capture.streams()
         moved = status.transfers["prewarm_in"].bytes + status.transfers["demand_in"].bytes
         assert moved == 2 * BLOCKS * ROW < sum(map(len, streams))
         assert wanted.found_in(streams) == (set() if tls else set(wanted.names))
-        assert Planted(tokens).found_in(streams) == set()
-        assert status.tls.mode == ("Files" if tls else "Disabled")
+        assert Planted(hidden).found_in(streams) == set()
+        assert status.tls.mode == mode
+        assert len(signer.asked) == len(hidden) == 2 or mode != "Managed"
         in_clear = status.counters.get("connections_in_clear", 0)
         assert (in_clear == 0) is tls
     finally:
         pool.stop()
+        signer.stop()
