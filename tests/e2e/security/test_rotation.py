@@ -1,8 +1,6 @@
 """Certificates and authorities that change under load: no load fails, and everybody ends with the new ones."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from agent_pool import AgentPool, Node
 from authority import Authority, member_uri, write_identity
@@ -32,19 +30,13 @@ class Loading(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - shown by the test's thread
             self.error = error
 
-    def stop(self) -> None:
+    def __enter__(self) -> "Loading":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self.join()
-
-
-@contextmanager
-def loads(nodes: list[Node]) -> Iterator[list[Loading]]:
-    running = [Loading(node) for node in nodes]
-    for one in running:
-        one.start()
-    yield running
-    for one in running:
-        one.stop()
 
 
 def give(node: Node, by: Authority, *trusted: Authority) -> None:
@@ -66,7 +58,7 @@ def test_leaf_and_authority_change_under_load_without_a_failed_load(pool: AgentP
         a.engine.serve(prompt(f"p{n}", BLOCKS))
     a.until_blocks(PROMPTS * BLOCKS)
     b.until_sees(a)
-    with loads([b]) as (loading,):
+    with Loading(b) as loading:
         # a new leaf; then a new authority: trusted first, signing next, alone at the end
         for step, digest in (
             (lambda node: give(node, old, old), bundle_digest(old.certificate)),
