@@ -189,7 +189,9 @@ class Agent:
         hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         requests = RequestNames(self._keyring, self._account)
-        self._engine_port = EnginePort(place.run_dir / ENGINE_SOCKET, self._handler, requests.session)
+        self._engine_port = EnginePort(
+            place.run_dir / ENGINE_SOCKET, self._handler, requests.session, self._account.count
+        )
         self._config_hash = configuration.in_force.hash
         self._started_at = contract.now()
         self._stopping = asyncio.Event()

@@ -15,6 +15,14 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=backlog)
 
 
+def address_of(connection: socket.socket) -> str:
+    """The address at the other end, without its port; empty where it is gone already."""
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return ""
+
+
 def accepted(listening: socket.socket, closing: Callable[[], bool]) -> Iterator[socket.socket]:
     """The connections that come, until `closing`; an accept that fails is tried again."""
     while not closing():

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,10 @@ _LENGTHS = struct.Struct("!II")
 
 class WireError(Exception):
     """The peer's bytes are no frames of this protocol, or the connection ended; the session is over."""
+
+
+class LateError(WireError):
+    """A frame was begun and not ended in time."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Decoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def partial(self) -> bool:
+        """Whether the beginning of a frame waits for its rest."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Takes bytes as they come, returns the frames that are complete. Raises WireError on a bad frame."""
@@ -88,6 +98,15 @@ class Channel:
         self._decoder = Decoder()
         self._frames: list[Frame] = []
         self._descriptors: list[int] = []
+        self._frame_seconds = 0.0
+        self._partial_since = 0.0
+
+    def bound_frames(self, seconds: float) -> None:
+        """A frame that takes longer from its first bytes to its last ends the connection; between frames nothing is
+        bounded. Sending is left alone."""
+        self._frame_seconds = seconds
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
 
     def send(self, header: dict[str, Any], tail: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Writes one frame whole; descriptors ride on its first byte. Raises WireError when the peer is gone."""
@@ -105,10 +124,13 @@ class Channel:
         """The next frame. Raises WireError at the end of the connection, TimeoutError at the socket's timeout."""
         while not self._frames:
             space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+            self._look_at_the_clock()
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(1 << 18, space)
             except TimeoutError:
                 raise
+            except BlockingIOError:  # of a bounded channel: a second without a byte
+                continue
             except OSError as error:
                 raise WireError(f"connection lost: {error}") from None
             for level, kind, content in ancillary:
@@ -120,12 +142,20 @@ class Channel:
                 raise WireError("descriptors were lost on the way: this process has too many files open")
             if not data:
                 raise WireError("connection closed by the other side")
+            before = self._decoder.partial
             self._frames = self._decoder.feed(data)
+            if self._frames or not before:
+                self._partial_since = time.monotonic()
         frame = self._frames.pop(0)
         if self._descriptors:
             frame = Frame(frame.header, frame.tail, tuple(self._descriptors))
             self._descriptors = []
         return frame
+
+    def _look_at_the_clock(self) -> None:
+        late = time.monotonic() - self._partial_since > self._frame_seconds
+        if self._frame_seconds and self._decoder.partial and late:
+            raise LateError(f"a frame took longer than {self._frame_seconds:.0f} s")
 
     def settimeout(self, seconds: float | None) -> None:
         self._socket.settimeout(seconds)

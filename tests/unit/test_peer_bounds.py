@@ -208,10 +208,11 @@ def test_requests_are_served_while_newcomers_hold_all_of_their_streams(dialer: D
                 assert go_on.wait(WAIT)
 
         landed = [Landed() for _ in range(2)]
+        newcomers = [Dialer(Identity("pool", name, "inc")) for name in ("new", "newer")]
         threads = []
-        for into in landed:
+        for into, newcomer in zip(landed, newcomers, strict=True):
             into.before = hold
-            threads.append(threading.Thread(target=fetch, args=(dialer, source, "prewarm", 4, into)))
+            threads.append(threading.Thread(target=fetch, args=(newcomer, source, "prewarm", 4, into)))
             threads[-1].start()
             assert inside.acquire(timeout=WAIT)
         with pytest.raises(PeerBusy):
@@ -222,6 +223,8 @@ def test_requests_are_served_while_newcomers_hold_all_of_their_streams(dialer: D
         go_on.set()
         for thread in threads:
             thread.join(WAIT)
+        for newcomer in newcomers:
+            newcomer.close()
         assert [one.blocks for one in landed] == [[0, 1, 2, 3]] * 2
         assert source.account.counters["bound_prewarm_out_streams"] == 1
         assert not any(word.startswith("bound_demand") for word in source.account.counters)

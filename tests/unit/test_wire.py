@@ -6,6 +6,7 @@ import random
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +197,27 @@ def test_shut_ends_a_receive_that_waits_in_another_thread(pair: tuple[wire.Chann
 def test_a_header_is_compact_json() -> None:
     encoded = wire.encode({"verb": "x", "n": [1, 2]})
     assert encoded[8:] == json.dumps({"verb": "x", "n": [1, 2]}, separators=(",", ":")).encode()
+
+
+def test_a_frame_that_trickles_ends_a_bounded_channel_and_silence_between_frames_does_not(
+    pair: tuple[wire.Channel, wire.Channel],
+) -> None:
+    left, right = pair
+    right.bound_frames(0.5)
+    threading.Timer(1.3, lambda: left.send({"verb": "late enough"})).start()  # more than a second of nothing
+    assert right.receive().verb == "late enough"
+    data, going = wire.encode({"verb": "x"}, b"tail" * 100), True
+
+    def trickle() -> None:
+        for byte in data:
+            if not going:
+                return
+            left._socket.send(bytes([byte]))
+            time.sleep(0.02)
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+    with pytest.raises(wire.LateError, match="took longer"):
+        right.receive()
+    going = False
+    sender.join()

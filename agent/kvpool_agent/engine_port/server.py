@@ -22,6 +22,7 @@ log = logging.getLogger("kvpool.engine-port")
 
 MAX_SESSIONS = 64
 FIRST_FRAME_SECONDS = 5.0
+FRAME_SECONDS = 10.0  # from a frame's first byte to its last
 SEND_SECONDS = 5
 SOCKET_MODE = 0o666  # the engine may run as any user; the folder is mounted into these two containers alone
 
@@ -80,8 +81,16 @@ class Handler(Protocol):
 class EnginePort:
     """The listening socket at `path`."""
 
-    def __init__(self, path: Path, handler: Handler, requests: Callable[[Port], Session] | None = None) -> None:
-        """requests: makes the session of a front end that asks what requests are."""
+    def __init__(
+        self,
+        path: Path,
+        handler: Handler,
+        requests: Callable[[Port], Session] | None = None,
+        count: Callable[[str], None] = lambda _word: None,
+    ) -> None:
+        """requests: makes the session of a front end that asks what requests are. `count(word)` is called for each
+        bound that was hit."""
+        self._count = count
         self._path = path
         self._handler = handler
         self._requests = requests
@@ -109,6 +118,7 @@ class EnginePort:
     def _accept(self) -> None:
         for sock in accepted(self._socket, lambda: self._closing):
             if not self._places.acquire(blocking=False):
+                self._count("bound_sessions")
                 sock.close()
                 continue
             try:
@@ -123,9 +133,12 @@ class EnginePort:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
             self._serve(channel)
-        except (wire.WireError, TimeoutError, Busy) as error:
+        except (wire.LateError, TimeoutError) as error:
+            self._count("frames_late")
+            log.warning("engine connection ended: %s", error)
+        except (wire.WireError, Busy) as error:
             log.debug("engine connection ended: %s", error)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             log.warning("engine connection broke the protocol: %s: %s", type(error).__name__, error)
         except Exception:
             log.exception("engine session failed")
@@ -136,7 +149,7 @@ class EnginePort:
     def _serve(self, channel: wire.Channel) -> None:
         channel.settimeout(FIRST_FRAME_SECONDS)
         first = channel.receive()
-        channel.settimeout(None)
+        channel.bound_frames(FRAME_SECONDS)
         try:
             session = self._begin(first, channel)
         finally:

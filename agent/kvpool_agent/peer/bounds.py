@@ -25,16 +25,20 @@ class Gate:
         self._count = count
         self._changed = threading.Condition()
         self._streams = self._bytes = 0
+        self._held: collections.Counter[str] = collections.Counter()
         self._waiting: collections.deque[object] = collections.deque()
 
     @contextmanager
-    def entered(self, size: int, *, streams: int, room: int, queue: int = 0, deadline: float = 0.0) -> Iterator[bool]:
+    def entered(
+        self, size: int, who: str = "", /, *, streams: int, room: int, queue: int = 0, deadline: float = 0.0
+    ) -> Iterator[bool]:
         """Whether there was a place, kept until the context ends, for a stream of `size` bytes, within `streams` and
         `room` bytes. Up to `queue` callers wait for one until the deadline on the monotonic clock. A stream that is
-        alone gets in with more bytes than there is room for."""
+        alone gets in with more bytes than there is room for. who: whose stream it is; the last place of several is for
+        one that has none."""
 
         def full() -> str:
-            if self._streams >= streams:
+            if self._streams >= streams or (self._held[who] and streams > 1 and self._streams == streams - 1):
                 return "streams"
             return "bytes" if self._bytes and self._bytes + size > room else ""
 
@@ -46,6 +50,8 @@ class Gate:
             if found:
                 self._streams += 1
                 self._bytes += size
+                if who:
+                    self._held[who] += 1
         try:
             yield found
         finally:
@@ -53,6 +59,10 @@ class Gate:
                 with self._changed:
                     self._streams -= 1
                     self._bytes -= size
+                    if who:
+                        self._held[who] -= 1
+                        if not self._held[who]:
+                            del self._held[who]
                     self._changed.notify_all()
 
     def _wait(self, full: Callable[[], str], queue: int, deadline: float) -> bool:

@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kvpool_agent.keyring import Keyring
-from kvpool_agent.listen import accepted, listen
+from kvpool_agent.listen import accepted, address_of, listen
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
 from kvpool_agent.peer.entitlement import Entitlement
+from kvpool_agent.peer.shares import Shares
 from kvpool_agent.peer.tls import CLEAR, TlsRefused, Transport
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.policy.purposes import PROBE, Purposes, default_purposes
@@ -120,6 +121,7 @@ class PeerServer:
         self._count = count
         self._gates = {name: Gate(f"{name}_out", count) for name in purposes()}
         self._paces = {name: Pace(f"{name}_out", count) for name in purposes()}
+        self._shares = Shares(count)
         self._socket = listen(host, port, 64)
         self.port: int = self._socket.getsockname()[1]
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -144,34 +146,46 @@ class PeerServer:
 
     def _accept(self) -> None:
         for sock in accepted(self._socket, lambda: self._closing):
-            connection = Connection(sock)
-            if not self._places.acquire(blocking=False):
-                self._count("bound_connections")
-                connection.close()
-                continue
-            if not self._handshakes.acquire(blocking=False):
-                self._count("bound_handshakes")
-                self._places.release()
+            connection, address = Connection(sock), address_of(sock)
+            if not self._admitted(address):
                 connection.close()
                 continue
             try:
-                threading.Thread(target=self._run, args=(connection,), name="kvpool-peer", daemon=True).start()
+                threading.Thread(target=self._run, args=(connection, address), name="kvpool-peer", daemon=True).start()
             except RuntimeError as error:  # the container has no thread left; others will be taken
                 log.error("a member is turned away: %s", error)
                 connection.close()
+                self._shares.greeted(address)
                 self._handshakes.release()
                 self._places.release()
 
-    def _run(self, connection: Connection) -> None:
+    def _admitted(self, address: str) -> bool:
+        """Whether there is a place for a connection and its handshake, which it then has."""
+        if not self._shares.begins(address):
+            return False
+        if not self._places.acquire(blocking=False):
+            self._count("bound_connections")
+        elif not self._handshakes.acquire(blocking=False):
+            self._count("bound_handshakes")
+            self._places.release()
+        else:
+            return True
+        self._shares.greeted(address)
+        return False
+
+    def _run(self, connection: Connection, address: str) -> None:
         with self._lock:
             self._open.add(connection)
         try:
             try:
                 version = self._greet(connection)
             finally:
+                self._shares.greeted(address)
                 self._handshakes.release()
-            if version is not None:
-                self._serve(connection, version)
+            if version is not None and connection.peer is not None:
+                with self._shares.connected(connection.peer[0]) as found:
+                    if found:
+                        self._serve(connection, version)
         except PeerError as error:
             log.debug("peer connection ended: %s", error)
         except Exception:
@@ -217,7 +231,19 @@ class PeerServer:
                 raise PeerError("the certificate of the asker has ended")
             connection.until(time.monotonic() + FRAME_SECONDS)
             message, tail_length = connection.receive()
-            self._answer(connection, message, tail_length, version)
+            with self._turn(connection, message):
+                self._answer(connection, message, tail_length, version)
+
+    @contextlib.contextmanager
+    def _turn(self, connection: Connection, message: frames.AnyMessage) -> Iterator[None]:
+        """Of what costs this worker computing. Streams have bounds of their own, and who waits for heads only waits."""
+        if connection.peer is None or isinstance(message, frames.Fetch | frames.Heads):
+            yield
+            return
+        with self._shares.turn(connection.peer[0]) as found:
+            if not found:
+                raise PeerError("the member asks more than can be answered")
+            yield
 
     def _answer(self, connection: Connection, message: frames.AnyMessage, tail_length: int, version: int) -> None:
         certified = connection.certified
@@ -298,7 +324,8 @@ class PeerServer:
         # in this order: whatever the asker has written there, also what is no number, gives a time
         until = time.monotonic() + min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
         stopped = False
-        with self._gates[message.purpose].entered(0, streams=purpose.sending.streams, room=0) as served:
+        asker = connection.peer[0] if connection.peer is not None else ""
+        with self._gates[message.purpose].entered(0, asker, streams=purpose.sending.streams, room=0) as served:
             if served:
                 try:
                     with self._source.blocks(slab, keys, message.purpose) as blocks:

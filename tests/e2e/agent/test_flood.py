@@ -1,0 +1,167 @@
+"""A member that floods another one, and an engine's container that floods its agent: others are served on, and each
+bound that was hit is counted."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_pool import AgentPool, Node
+from replica import LOOPBACK, MIB, wait_for
+from standin_engine import HASH_BYTES, Served, engine_keys, prompt
+
+from kvpool_agent.engine_port.server import MAX_SESSIONS
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import Connection, PeerError
+from kvpool_agent.peer.shares import CONNECTIONS, HANDSHAKES
+from kvpool_agent.policy.purposes import default_purposes
+from kvpool_client import wire
+from kvpool_contract.names import block_key
+
+ELSEWHERE = "127.0.0.9"  # the address that the flood comes from
+BLOCKS, MORE, FETCHES, SECONDS = 6, 20, 16, 20.0
+# the bounds are as they ship, but for times that a test would wait for
+QUICK = "from kvpool_agent.engine_port import server; server.FRAME_SECONDS = 1.0; server.FIRST_FRAME_SECONDS = 1.0"
+
+
+class Flood:
+    """Connections of one member, greeted, from an address of its own."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.open: list[Connection] = []
+
+    def sock(self) -> socket.socket:
+        address = LOOPBACK, self._node.replica.peer_port
+        return socket.create_connection(address, timeout=SECONDS, source_address=(ELSEWHERE, 0))
+
+    def greet(self) -> bool:
+        """Whether one connection more was taken."""
+        connection = Connection(self.sock())
+        connection.settimeout(SECONDS)
+        try:
+            connection.send(frames.Hello(list(frames.VERSIONS), "demo", "flood", "inc"))
+            assert isinstance(connection.receive()[0], frames.Welcome)
+            connection.send(frames.Ping())  # who has too many is told so by the end of the connection
+            connection.receive()
+        except PeerError:
+            connection.close()
+            return False
+        self.open.append(connection)
+        return True
+
+    def close(self) -> None:
+        for connection in self.open:
+            connection.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[AgentPool]:
+    """In clear, so that one process can be many members; inside TLS the name is the certificate's."""
+    made = AgentPool(tmp_path, tls=False)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def joined(pool: AgentPool) -> Iterator[tuple[Node, Node, Flood]]:
+    """A member that computed, one that did not, and a third that floods the first."""
+    source, asker = pool.all_joined("ab")
+    flood = Flood(source)
+    yield source, asker, flood
+    flood.close()
+
+
+def counted(node: Node, word: str) -> int:
+    return node.status().counters.get(word, 0)
+
+
+def loads(source: Node, asker: Node, name: str) -> None:
+    """What one has computed the other one loads, all of it."""
+    tokens = prompt(name, BLOCKS)
+    source.engine.serve(tokens)
+    asker.until_sees(source)
+    assert asker.engine.serve(tokens) == Served(pool=BLOCKS)
+
+
+def test_a_member_with_too_many_connections_is_cut_at_its_share(joined: tuple[Node, Node, Flood]) -> None:
+    source, asker, flood = joined
+    assert sum(flood.greet() for _ in range(CONNECTIONS + MORE)) == CONNECTIONS
+    assert counted(source, "bound_member_connections") == MORE
+    loads(source, asker, "connections")
+    flood.close()
+    wait_for("places again", lambda: Flood(source).greet(), SECONDS, 0.1)
+
+
+def test_connections_that_say_nothing_take_no_places_of_other_addresses(joined: tuple[Node, Node, Flood]) -> None:
+    source, asker, flood = joined
+    silent = [flood.sock() for _ in range(HANDSHAKES + MORE)]
+    source.until("the bound", lambda s: s.counters.get("bound_address_handshakes") == MORE)
+    loads(source, asker, "handshakes")
+    source.until("their end", lambda s: s.counters.get("handshakes_failed") == HANDSHAKES)
+    for sock in silent:
+        sock.close()
+
+
+def test_a_member_that_asks_without_pause_leaves_the_others_their_loads(joined: tuple[Node, Node, Flood]) -> None:
+    """All of its connections ask for the largest lists of keys."""
+    source, asker, _ = joined
+    member = [sys.executable, str(Path(__file__).parents[1] / "flooding_member.py")]
+    command = [*member, str(source.replica.peer_port), source.status().format, str(CONNECTIONS)]
+    paths = os.pathsep.join(str(Path(__file__).parents[3] / part) for part in ("agent", "operator"))
+    with subprocess.Popen(command, env={"PYTHONPATH": paths}, stdout=subprocess.PIPE) as flooding:
+        try:
+            assert flooding.stdout is not None and flooding.stdout.readline() == b"flooding\n"
+            assert counted(source, "bound_member_requests") > 0
+            for number in range(3):
+                loads(source, asker, f"requests {number}")
+        finally:
+            flooding.kill()
+    assert not asker.status().misses
+
+
+def test_a_member_that_holds_streams_leaves_one_to_others(pool: AgentPool) -> None:
+    """It asks for blocks and does not read them: more than fits between two sockets."""
+    source, asker = (pool.node(name, arenaBytes=40 * MIB).start().attach(row_bytes=MIB, rows=24) for name in "ab")
+    tokens, others = prompt("held", 16), prompt("others", BLOCKS)
+    source.engine.serve(tokens)
+    source.engine.serve(others)
+    asker.until_sees(source)
+    fingerprint, flood = source.status().format, Flood(source)
+    keys = b"".join(block_key(key[:HASH_BYTES], 0, bytes.fromhex(fingerprint)) for key in engine_keys(tokens))
+    try:
+        assert all(flood.greet() for _ in range(FETCHES))
+        for connection in flood.open:
+            connection.send(frames.Fetch(bytes.fromhex(fingerprint), "demand", 60.0), keys)
+        streams = default_purposes()["demand"].sending.streams
+        source.until("the bound", lambda s: s.counters.get("bound_demand_out_streams") == FETCHES - (streams - 1))
+        assert asker.engine.serve(others) == Served(pool=BLOCKS)
+        assert counted(source, "bound_demand_out_streams") == FETCHES - (streams - 1)
+    finally:
+        flood.close()
+
+
+def test_an_engine_that_begins_frames_and_opens_sessions_without_end_is_served_on(pool: AgentPool) -> None:
+    node = pool.node("a").patched(QUICK).start().attach()
+    tokens = prompt("engine", BLOCKS)
+    node.engine.serve(tokens)
+    node.until_blocks(BLOCKS)
+    with contextlib.closing(node.raw_session(format=node.engine.attach_header["format"])) as begun:
+        for one in begun.receive().descriptors:
+            os.close(one)
+        begun._socket.sendall(wire.encode({"verb": "release", "lease": 1})[:9])  # and never the rest
+        node.until("the late frame", lambda s: s.counters.get("frames_late") == 1)
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(MAX_SESSIONS - 1 + MORE)]
+    for sock in silent:
+        sock.connect(node.socket_path)
+    node.until("sessions over the bound", lambda s: s.counters.get("bound_sessions") == MORE)
+    node.engine.forget()
+    assert node.engine.serve(tokens) == Served(pool=BLOCKS)
+    node.until("their end", lambda s: s.counters.get("frames_late") == MAX_SESSIONS)
+    for sock in silent:
+        sock.close()
+    node.until("places again", lambda _: node.raw_session().receive().verb == "refused")
