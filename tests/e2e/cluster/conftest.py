@@ -1,36 +1,43 @@
-"""One cluster for the whole session; without a cluster the suite is skipped with one line. The cluster has nodes only
-where a test of the session needs them.
+"""A control plane without nodes for the session; what is installed has a cluster of its own, in `installed`. Two
+workers (`-n 2 --dist loadgroup`) run the two side by side.
 
-With CI=true that skip is a failure: a suite that never runs proves nothing.
+Without a cluster the suite is skipped with one line. With CI=true that skip is a failure: a suite that never runs
+proves nothing.
 """
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from cluster import images, provider
+from cluster import provider
 from cluster.controllers import Controller
-from cluster.engines import SELECTOR
 from cluster.kube import Kube
 from cluster.pools import NAMESPACE, Pools
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each cluster is one worker's."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("nodes" if item.path.parent.name == "installed" else "control"))
+
+
 @pytest.fixture(scope="session")
-def kube(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+def provided() -> None:
+    """That a cluster can be had."""
     if reason := provider.lacking():
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    nodes = any("chart" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function))
-    with provider.provide("node" if nodes else "control") as provided:
-        if provided.folder and nodes:
-            for archive in images.archives(tmp_path_factory.mktemp("images")):
-                provider.load_image(provided, archive)
-        kube = Kube(provided, "default")
-        yield kube
-        if request.session.testsfailed:
-            print(kube.report(SELECTOR))
+
+
+@pytest.fixture(scope="session")
+def kube(provided: None) -> Iterator[Kube]:
+    with provider.provide("control") as cluster:
+        yield Kube(cluster, "default")
 
 
 @pytest.fixture(scope="session")

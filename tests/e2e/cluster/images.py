@@ -1,53 +1,136 @@
-"""The images of the tests, without a registry: the agent's, the operator's, and a bare Debian with the stand-in engine.
+"""The images of the tests, without a registry: the agent's, one of an earlier agent, the operator's, and a bare Debian
+with the stand-in engine.
 
-Both parts go into the root file system by the script that the Dockerfiles run, so the images that are tested hold
-what the shipped ones hold. They have the names that README uses, and so does the engine's, in place of vLLM's own.
+Our parts go into the root file system by the script that the Dockerfiles run, so the images that are tested hold
+what the shipped ones hold. They have the names that README uses, and so does the engine's, in place of vLLM's own. All
+of them share one layer with Debian, which each node so unpacks, and throws away, once.
 """
 
-import importlib.util
+import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cluster.provider import REPOSITORY, prepared, testbed
+from cluster.provider import REPOSITORY, Provided, load_image, named, prepared
 
 AGENT_IMAGE = "registry.example/kvpool/agent:0.1.0"
+EARLIER_IMAGE = "registry.example/kvpool/agent:earlier"
 OPERATOR_IMAGE = "registry.example/kvpool/operator:0.1.0"
 ENGINE_IMAGE = "docker.io/vllm/vllm-openai:v0.32.0"
+# What the earlier agent is made of: the oldest commit that speaks a version in common with this one on every protocol,
+# between agents, with the engine's client, and of the configuration.
+EARLIER_COMMIT = "f3a4549"
 STANDIN = ("python3", "/standin/standin_pod.py")
 SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+INSTALLED = "opt/kvpool"
 
 
-def archives(work: Path) -> Iterator[Path]:
-    """The images as archives under `work`, one after another: each is removed once it has been taken."""
-    pristine = prepared("debian")
-    save, archive = _save_image(), work / "image.tar"
-    ours = [SEARCH_PATH, "PYTHONPATH=/opt/kvpool"]
-    for part, reference in (("agent", AGENT_IMAGE), ("operator", OPERATOR_IMAGE), ("engine", ENGINE_IMAGE)):
-        root = work / part
-        subprocess.run(["cp", "-a", "--reflink=auto", pristine, root], check=True)
-        if part == "engine":
-            (root / "standin").mkdir()
-            for name in ("standin_engine.py", "standin_http.py", "standin_model.py", "standin_pod.py"):
-                shutil.copy(REPOSITORY / "tests" / "e2e" / name, root / "standin")
-            save(root, reference, archive, entrypoint=list(STANDIN), env=[SEARCH_PATH])
-        else:
-            script = REPOSITORY / "images" / "rootfs.sh"
-            subprocess.run([script, root, part], check=True, env={**os.environ, "PYTHON": sys.executable})
-            save(root, reference, archive, env=ours, user="10001:10001")
-        yield archive
-        archive.unlink()
-        shutil.rmtree(root)
+@contextmanager
+def in_the_making(work: Path) -> Iterator[Callable[[Provided], None]]:
+    """The images are made under `work` while the cluster comes up; what it yields loads them there. A cluster that its
+    owner has named holds them already."""
+    if named():
+        yield lambda cluster: None
+        return
+    with ThreadPoolExecutor(2) as pool:
+        debian = pool.submit(_layer, work / "debian.tar", prepared("debian"), ".")
+        ours = pool.submit(_ours, work)
+
+        def load(cluster: Provided) -> None:
+            base = debian.result()
+            images = [_Image(ENGINE_IMAGE, base, _standin(work), {"Entrypoint": list(STANDIN), "Env": [SEARCH_PATH]})]
+            settings = {"Env": [SEARCH_PATH, f"PYTHONPATH=/{INSTALLED}"], "User": "10001:10001"}
+            images += [_Image(reference, base, layer, settings) for reference, layer in ours.result().items()]
+            load_image(cluster, _archive(work / "images.tar", images))
+            shutil.rmtree(work)
+
+        yield load
 
 
-def _save_image() -> Callable[..., Any]:
-    spec = importlib.util.spec_from_file_location("testbed_image", testbed() / "image.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    save: Callable[..., Any] = module.save_image
-    return save
+@dataclass(frozen=True)
+class _Layer:
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Image:
+    """`settings`: as in an image's configuration."""
+
+    reference: str
+    base: _Layer
+    top: _Layer
+    settings: dict[str, object]
+
+
+def _ours(work: Path) -> dict[str, _Layer]:
+    """Layers of our parts, by the images' names."""
+    root, earlier = work / "root", work / "earlier"
+    subprocess.run(["cp", "-a", "--reflink=auto", prepared("debian"), root], check=True)
+    layers = {}
+    for part, reference in (("operator", OPERATOR_IMAGE), ("agent", AGENT_IMAGE)):
+        script = REPOSITORY / "images" / "rootfs.sh"
+        subprocess.run([script, root, part], check=True, env={**os.environ, "PYTHON": sys.executable})
+        layers[reference] = _layer(work / f"{part}.tar", root / INSTALLED, INSTALLED)
+    # the earlier agent has the libraries of this one
+    command = ["git", "-C", str(REPOSITORY), "archive", EARLIER_COMMIT, "agent"]
+    done = subprocess.run(command, capture_output=True)
+    assert done.returncode == 0, f"the earlier agent needs the history of the repository: {done.stderr.decode()}"
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as found:
+        found.extractall(earlier, filter="data")
+    for package in (earlier / "agent").iterdir():
+        shutil.rmtree(root / INSTALLED / package.name)
+        package.rename(root / INSTALLED / package.name)
+    layers[EARLIER_IMAGE] = _layer(work / "earlier.tar", root / INSTALLED, INSTALLED)
+    return layers
+
+
+def _standin(work: Path) -> _Layer:
+    folder = work / "standin"
+    folder.mkdir()
+    for name in ("standin_engine.py", "standin_http.py", "standin_model.py", "standin_pod.py"):
+        shutil.copy(REPOSITORY / "tests" / "e2e" / name, folder)
+    return _layer(work / "standin.tar", folder, "standin")
+
+
+def _layer(path: Path, folder: Path, place: str) -> _Layer:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as layer:
+        layer.add(folder, arcname=place)
+    with path.open("rb") as content:
+        return _Layer(path, hashlib.file_digest(content, "sha256").hexdigest())
+
+
+def _archive(path: Path, images: list[_Image]) -> Path:
+    """One archive, as `docker save` writes it and `ctr images import` takes it."""
+    manifest, layers = [], {}
+    with tarfile.open(path, "w") as archive:
+
+        def put(name: str, content: bytes) -> None:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+        for image in images:
+            parts = (image.base, image.top)
+            layers |= {f"{each.digest}/layer.tar": each.path for each in parts}
+            roots = {"type": "layers", "diff_ids": [f"sha256:{each.digest}" for each in parts]}
+            config = json.dumps(
+                {"architecture": "amd64", "os": "linux", "config": image.settings, "rootfs": roots}
+            ).encode()
+            name = f"{hashlib.sha256(config).hexdigest()}.json"
+            put(name, config)
+            names = [f"{each.digest}/layer.tar" for each in parts]
+            manifest.append({"Config": name, "RepoTags": [image.reference], "Layers": names})
+        put("manifest.json", json.dumps(manifest).encode())
+        for name, layer in layers.items():
+            archive.add(layer, arcname=name)
+    return path

@@ -1,6 +1,7 @@
 """What the tests ask of the cluster: apply, scale, pods, logs. Waiting is always for a condition, with a
 deadline."""
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from kubernetes import client, config
 
 from cluster.provider import REPOSITORY, Provided
 
+AGENT = "kvpool-agent"
 POOLS = ("kvpool.io", "v1alpha1", "kvcachepools")
 
 Found = TypeVar("Found")
@@ -75,6 +77,15 @@ class Kube:
         living = [pod for pod in listed if pod.metadata.deletion_timestamp is None]
         living.sort(key=lambda pod: pod.metadata.creation_timestamp)
         return [Pod(p.metadata.name, p.metadata.uid, p.status.pod_ip or "", _is_ready(p), _restarts(p)) for p in living]
+
+    def set_agent_image(self, pod: str, image: str) -> None:
+        """As a person does it: the kubelet then replaces this container and no other."""
+        patch = {"spec": {"initContainers": [{"name": AGENT, "image": image}]}}
+        self.kubectl("patch", "pod", pod, "-p", json.dumps(patch))
+
+    def agent_restarts(self, pod: str) -> int:
+        found = self.core.read_namespaced_pod(pod, self.namespace).status.init_container_statuses or []
+        return sum(c.restart_count for c in found if c.name == AGENT)
 
     def scale(self, deployment: str, replicas: int) -> None:
         self.kubectl("scale", "deployment", deployment, f"--replicas={replicas}")

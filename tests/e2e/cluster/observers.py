@@ -42,6 +42,9 @@ class EndpointWatch:
         """How many endpoints were ready when there were fewest; for a Service with one slice."""
         return min(self._ready)
 
+    def ready_now(self) -> int:
+        return self._ready[-1] if self._ready else 0
+
     def _run(self) -> None:
         watcher: Any = watch
         changes = watcher.Watch().stream

@@ -9,6 +9,7 @@ found beside the repository.
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,9 +41,14 @@ def testbed() -> Path:
     return Path(os.environ.get("KVPOOL_TESTBED") or REPOSITORY.parent / "shared" / "testbed")
 
 
+def named() -> str:
+    """The kubeconfig of a cluster that the caller names; empty without."""
+    return os.environ.get("KVPOOL_E2E_KUBECONFIG", "")
+
+
 def lacking() -> str:
     """Why no cluster can be had here, in one line; empty when one can."""
-    if os.environ.get("KVPOOL_E2E_KUBECONFIG"):
+    if named():
         return next((f"{name} is not installed" for name in CLIENTS if not shutil.which(name)), "")
     if not (testbed() / "cluster.py").exists():
         return "no cluster: set KVPOOL_E2E_KUBECONFIG, or KVPOOL_TESTBED to the folder of cluster.py"
@@ -57,10 +63,10 @@ def lacking() -> str:
 def provide(level: str = "node") -> Iterator[Provided]:
     """A cluster for the session, with two nodes or (level `control`) without. One that was started here is always taken
     down: containers outlive processes."""
-    if named := os.environ.get("KVPOOL_E2E_KUBECONFIG"):
+    if kubeconfig := named():
         kubectl = shutil.which("kubectl")
         assert kubectl
-        yield Provided(Path(named), Path(kubectl).parent)
+        yield Provided(Path(kubeconfig), Path(kubectl).parent)
         return
     folder = Path(tempfile.mkdtemp(prefix="kvpool-cluster-"))
     try:
@@ -81,6 +87,19 @@ def kill_node(cluster: Provided, number: int) -> None:
     """Kubelet, containerd and every container of node `node-NUMBER`, at once; nothing brings it back."""
     assert cluster.folder, "only the testbed's nodes are killed"
     _testbed("kill-node", cluster.folder, str(number))
+
+
+@contextlib.contextmanager
+def api_server_away(cluster: Provided) -> Iterator[None]:
+    """The API server stands still: whoever asks it waits, and whoever watches it hears nothing."""
+    assert cluster.folder, "only the testbed's API server is stopped"
+    lines = (cluster.folder / "pids").read_text().splitlines()
+    (number,) = (int(line.split()[1]) for line in lines if line.split()[0] == "kube-apiserver")
+    os.kill(number, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(number, signal.SIGCONT)
 
 
 def _testbed(action: str, folder: Path, *arguments: str) -> str:

@@ -11,7 +11,7 @@ from standin_engine import prompt
 
 from cluster.engines import Member
 from cluster.images import ENGINE_IMAGE, STANDIN
-from cluster.kube import Kube, wait_for
+from cluster.kube import AGENT, Kube, wait_for
 from cluster.provider import Provided
 
 NAME, SELECTOR = "chat", "app=chat"
@@ -52,7 +52,19 @@ def ask(host: str, tokens: list[int], port: int = PORT) -> Served:
     return Served(counts["computed"], counts["host"], counts["pool"])
 
 
-def deployment(replicas: int = 2, model: str = "m", annotations: dict[str, str] | None = None) -> dict[str, Any]:
+# a node that has died gives its pods up soon
+TOLERATIONS = [
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3}
+    for taint in ("unreachable", "not-ready")
+]
+
+
+def deployment(
+    replicas: int = 2,
+    model: str = "m",
+    annotations: dict[str, str] | None = None,
+    tolerations: Sequence[dict[str, Any]] = TOLERATIONS,
+) -> dict[str, Any]:
     """As a user writes it, with the label."""
     engine = {
         "name": "engine",
@@ -72,16 +84,7 @@ def deployment(replicas: int = 2, model: str = "m", annotations: dict[str, str] 
         "spec": {
             "terminationGracePeriodSeconds": 20,
             "containers": [engine],
-            # a node that has died gives its pods up soon
-            "tolerations": [
-                {
-                    "key": f"node.kubernetes.io/{taint}",
-                    "operator": "Exists",
-                    "effect": "NoExecute",
-                    "tolerationSeconds": 3,
-                }
-                for taint in ("unreachable", "not-ready")
-            ],
+            "tolerations": list(tolerations),
         },
     }
     return {
@@ -157,6 +160,22 @@ class StandIns(Kube):
             wait_for("the account", lambda m=member: sum_blocks(m) >= blocks, 30)
         return tokens
 
+    def set_pool(self, spec: dict[str, Any]) -> None:
+        """Changes these fields of the pool."""
+        self.kubectl("patch", "kvp", NAME, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def wait_condition(self, kind: str, reason: str) -> dict[str, Any]:
+        """The condition of the pool once it has this reason."""
+
+        def look() -> dict[str, Any] | None:
+            found: list[dict[str, Any]] = self.pool_status().get("conditions", [])
+            told = next((c for c in found if c["type"] == kind), {})
+            if told.get("reason") == reason:
+                return told
+            raise ValueError(told)
+
+        return wait_for(f"{kind} {reason}", look, 120)
+
     def pool_status(self) -> dict[str, Any]:
         found = json.loads(self.kubectl("get", "kvp", NAME, "-o", "json").stdout)
         status: dict[str, Any] = found.get("status", {})
@@ -178,6 +197,27 @@ class StandIns(Kube):
         listed = json.loads(self.kubectl("get", "pods", "-l", SELECTOR, "-o", "json").stdout)["items"]
         living = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
         return {pod["metadata"]["name"]: [c["name"] for c in pod["spec"].get("initContainers", [])] for pod in living}
+
+    def agent_images(self) -> dict[str, str]:
+        """Of each living pod, as its spec says."""
+        listed = self.core.list_namespaced_pod(self.namespace, label_selector=SELECTOR).items
+        living = [pod for pod in listed if pod.metadata.deletion_timestamp is None]
+        return {p.metadata.name: c.image for p in living for c in p.spec.init_containers if c.name == AGENT}
+
+    def wait_new_pods(self, image: str) -> None:
+        """Until a pod that is made gets this agent."""
+
+        def look() -> bool:
+            template = json.loads(self.kubectl("get", "deployment", NAME, "-o", "json").stdout)["spec"]["template"]
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": "dry"}}
+            document = json.dumps(pod | {"spec": template["spec"]})
+            dry = json.loads(self.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=document).stdout)
+            found = [c["image"] for c in dry["spec"].get("initContainers", []) if c["name"] == AGENT]
+            if found != [image]:
+                raise ValueError(found)
+            return True
+
+        wait_for(f"new pods have {image}", look, 60)
 
 
 def wait_probed(members: Sequence[Member], *states: str) -> None:

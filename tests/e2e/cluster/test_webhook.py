@@ -3,7 +3,6 @@
 Most pods are created as a dry run: all of admission, and no pod. The rest can't be scheduled anywhere.
 """
 
-import contextlib
 import copy
 import json
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ from cluster.admitted import (
     joined_in,
     pod,
     qos_class,
-    refused,
     skipped,
     wait_joined,
 )
@@ -242,7 +240,7 @@ def test_certificates_change_under_reviews_and_none_fails(kube: Kube, webhook: W
     first = core.read_namespaced_secret(SETTINGS.leaf_secret, SETTINGS.k8s_namespace).data["tls.crt"]
     taken = webhook.metric("certificates_loaded")
     wait_joined(kube)
-    with refusing(webhook):
+    with webhook.refusing():
         with Stream(kube) as stream:
             shown = webhook.shown()
             outcome = webhook.certify(now - day / 2)
@@ -273,21 +271,6 @@ def test_certificates_change_under_reviews_and_none_fails(kube: Kube, webhook: W
         wait_joined(kube)
 
 
-@contextlib.contextmanager
-def refusing(webhook: Webhook) -> Iterator[None]:
-    """While a review that nobody answers refuses its pod."""
-
-    def policy(value: str) -> None:
-        patch = [{"op": "replace", "path": "/webhooks/0/failurePolicy", "value": value}]
-        webhook.api.patch_mutating_webhook_configuration(CONFIGURATION, patch)
-
-    policy("Fail")
-    try:
-        yield
-    finally:
-        policy("Ignore")
-
-
 def test_the_controller_keeps_the_certificates_with_the_rights_of_the_chart(
     kube: Kube, webhook: Webhook, tmp_path: Path
 ) -> None:
@@ -313,28 +296,6 @@ def test_the_controller_keeps_the_certificates_with_the_rights_of_the_chart(
         assert webhook.certify().written == ("leaf",)
     finally:
         assert controller.end() == 0, controller.log_file.read_text()
-    wait_joined(kube)
-
-
-def test_without_the_webhook_pods_start_bare_and_others_never_notice(kube: Kube, webhook: Webhook) -> None:
-    reviews = webhook.metric("reviews_total")
-    unlabelled = pod()
-    unlabelled["metadata"]["labels"] = {"app": "x"}
-    created(kube, unlabelled)
-    assert webhook.metric("reviews_total") == reviews
-    webhook.stop()
-    try:
-        body = pod()
-        after = created(kube, body)
-        assert (is_joined(after), skipped(after)) == (False, None)
-        with pytest.raises(client.ApiException, match=r"failed calling webhook .*require\.kvpool\.io"):
-            created(kube, pod(annotations={"kvpool.io/require": "true"}))
-        with refusing(webhook):
-            wait_for("labelled pods are refused", lambda: refused(kube), 30)
-            created(kube, unlabelled)
-    finally:
-        webhook.start()
-        webhook.wait_ready()
     wait_joined(kube)
 
 

@@ -7,6 +7,7 @@ import copy
 import http.server
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -127,6 +128,24 @@ class Webhook:
             assert self._process.wait(20) == 0, self.log()
             self._process = None
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+
+    def patch_registration(self, field: str, value: object) -> None:
+        """Of the webhook for pods that don't require the pool, or of both where the field is of both."""
+        patch = [{"op": "replace", "path": f"/webhooks/{n}/{field}", "value": value} for n in (0, 1)]
+        self.api.patch_mutating_webhook_configuration(CONFIGURATION, patch[: 1 if field == "failurePolicy" else 2])
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """While a review that nobody answers refuses its pod."""
+        self.patch_registration("failurePolicy", "Fail")
+        try:
+            yield
+        finally:
+            self.patch_registration("failurePolicy", "Ignore")
+
     def log(self) -> str:
         return (self.folder / "webhook.log").read_text()
 
@@ -196,6 +215,7 @@ class Webhook:
 @contextlib.contextmanager
 def running(kube: Kube, folder: Path) -> Iterator[Webhook]:
     """The webhook, registered and ready; nothing of it is left in the cluster afterwards."""
+    wait_for("former namespaces are gone", lambda: not kube.core.list_namespace(label_selector=MARK).items, 60)
     kube.kubectl(
         "-n", NAMESPACE, "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _around()})
     )

@@ -1,14 +1,14 @@
-"""The chart, installed once as README says, and removed with all that is kvpool's when these tests are done: what comes
-after them finds an empty cluster."""
+"""The chart in a cluster of two nodes, installed once as README says, and removed with all that is kvpool's when these
+tests are done: a cluster that its owner has named is left as it was."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import readme
+from cluster import images, provider, readme
 from cluster.chart import CONTROLLER, WEBHOOK, Chart
-from cluster.engines import Engines
+from cluster.engines import SELECTOR, Engines
 from cluster.kube import Kube
 from cluster.provider import REPOSITORY
 from cluster.standins import StandIns
@@ -22,6 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[n] for n in mine), key=lambda item: LOSES_A_NODE in getattr(item, "fixturenames", ()))
     for n, item in zip(mine, ordered, strict=True):
         items[n] = item
+
+
+@pytest.fixture(scope="package")
+def kube(provided: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    with images.in_the_making(tmp_path_factory.mktemp("images")) as load, provider.provide("node") as cluster:
+        load(cluster)
+        kube = Kube(cluster, "default")
+        yield kube
+        if request.session.testsfailed:
+            print(kube.report(SELECTOR))
 
 
 @pytest.fixture(scope="package")
@@ -49,9 +59,9 @@ def chart(kube: Kube, reader: Path) -> Iterator[Chart]:
         chart.clear()
 
 
-@pytest.fixture(scope="package")
-def engines(kube: Kube, chart: Chart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Real engines."""
+@pytest.fixture(scope="module")
+def engines(kube: Kube, chart: Chart) -> Iterator[Engines]:
+    """Real engines, which load the machine while they are there."""
     engines = Engines(kube)
     engines.deploy()
     yield engines

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from cluster.chart import CHART, CONTROLLER, NAMESPACE, REGISTRATION, REGISTRY, RELEASE, WEBHOOK, Chart
+from cluster.images import AGENT_IMAGE
 from cluster.installed.test_parts_away import JOINED, joins
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask
 
 BLOCKS = 8
+DEFINITION, HELM = "kvcachepools.kvpool.io", "meta.helm.sh"
 VALUES = (
     (),
     ("--set=networkPolicy.enabled=true", "--set=webhook.excludedNamespaces={a,b}", "--set=webhook.oldestNode=1.29"),
@@ -125,12 +127,12 @@ def test_an_upgrade_and_a_rollback_keep_the_trust_the_pools_and_the_running_pods
     assert {each["timeoutSeconds"] for each in chart.registration()["webhooks"]} == {7}
     assert chart.bundles() == trusted
     assert chart.deployment(WEBHOOK)["status"]["readyReplicas"] == 3
-    wait_for("new pods have the new agent", lambda: agent_image(standins) == "registry.example/kvpool/agent:next", 60)
+    standins.wait_new_pods("registry.example/kvpool/agent:next")
 
     chart.helm("rollback", RELEASE, "-n", NAMESPACE, "--wait")
     assert {each["timeoutSeconds"] for each in chart.registration()["webhooks"]} == {10}
     assert chart.bundles() == trusted
-    wait_for("and the former one", lambda: agent_image(standins) == "registry.example/kvpool/agent:0.1.0", 60)
+    standins.wait_new_pods(AGENT_IMAGE)
 
     # the pods that ran have noticed nothing
     assert standins.pods("app=chat") == before
@@ -144,6 +146,7 @@ def test_uninstalled_under_running_pods_they_share_on_and_a_new_installation_fin
     standins.create(2)
     tokens = standins.heat("hot", BLOCKS)
     before = standins.pods("app=chat")
+    install = ("install", RELEASE, str(CHART), "-n", NAMESPACE, "--wait", REGISTRY)
     chart.uninstall()
     try:
         # what is left: definition and pools with what they made, and the certificates, which only a new one needs
@@ -160,23 +163,15 @@ def test_uninstalled_under_running_pods_they_share_on_and_a_new_installation_fin
         standins.heat("more", BLOCKS)
         assert [ask(pod.address, tokens) for pod in before] == [Served(host=BLOCKS)] * 2
         assert standins.pods("app=chat") == before
+        # the definition, as somebody has it who has applied crds/ by hand
+        chart.kubectl("annotate", "crd", DEFINITION, f"{HELM}/release-name-", f"{HELM}/release-namespace-")
+        refused = chart.helm(*install, check=False)
+        assert refused.returncode != 0 and "invalid ownership metadata" in refused.stderr
     finally:
-        chart.helm("install", RELEASE, str(CHART), "-n", NAMESPACE, "--wait", REGISTRY)
+        chart.helm(*install, "--take-ownership")
     wait_for("pods join", lambda: joins(standins), 60)
     standins.scale("chat", 3)
     (third,) = (m for m in standins.wait_ready(3) if m.pod not in before)
     assert standins.containers()[third.pod.name] == JOINED
     assert (third.status().state, third.status().warm.loaded_blocks) == ("Ready(warm)", 2 * BLOCKS)
     standins.wait_status(phase="Ready", ready="3/3")
-
-
-def agent_image(standins: StandIns) -> str:
-    """The agent's image that a pod would get now."""
-    command = ["get", "deployment", "chat", "-o", "json"]
-    template = json.loads(standins.kubectl(*command).stdout)["spec"]["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": "dry"}}
-    dry = standins.kubectl(
-        "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod | {"spec": template["spec"]})
-    )
-    image: str = json.loads(dry.stdout)["spec"]["initContainers"][-1]["image"]
-    return image

@@ -1,5 +1,6 @@
-"""The main promise, with real engines: a prefix computed by one replica is loaded by another, and a third
-replica holds the hot set before it takes traffic."""
+"""With real engines: a prefix computed by one replica is loaded by another, a third replica holds the hot set before it
+takes traffic, a worker's crash is a cache miss and not an outage, and an agent of another version under a running
+engine goes on sharing, both ways."""
 
 import contextlib
 import itertools
@@ -7,11 +8,16 @@ import json
 import time
 
 from cluster.engines import NAME, SELECTOR, Engines, Member, complete, kvpool, prompt, whole_blocks
+from cluster.images import AGENT_IMAGE, EARLIER_IMAGE
 from cluster.kube import Kube, wait_for
 from cluster.observers import EndpointWatch, Traffic
+from cluster.workers import find_worker, kill_worker
+from kvpool_contract.status import AgentStatus
 
 TOKENS = 1000
 BLOCKS = 7
+SHORT_TOKENS = 700
+SHORT_BLOCKS = 5
 WARM_SECONDS = 420
 
 
@@ -92,3 +98,62 @@ def wait_until_ready_without_serving(member: Member) -> None:
             assert served == 0, f"{member.pod.name} has served {served} requests before it was warm"
         time.sleep(0.1)
     raise AssertionError(f"{member.pod.name}: its agent is not ready after {WARM_SECONDS} s")
+
+
+def test_a_worker_that_is_killed_three_times_is_a_miss_and_no_outage(kube: Kube, engines: Engines) -> None:
+    victim, other = engines.grow_to(2)[:2]
+    assert victim.status().state.startswith("Ready")
+    assert whole_blocks(SHORT_TOKENS) == 640
+
+    with EndpointWatch(kube, NAME) as endpoints:
+        wait_for("the victim's endpoint", lambda: endpoints.history(victim.pod.name), 10)
+        for turn in range(3):
+            kill_and_share_again(victim, other, prompt(100 + turn, SHORT_TOKENS))
+        history = endpoints.history(victim.pod.name)
+    assert [at for at, ready in history if not ready] == []
+    assert victim.pod.name in {m.pod.name for m in engines.members() if m.pod.ready}
+
+
+def kill_and_share_again(victim: Member, other: Member, prefix: list[int]) -> None:
+    """One turn: compute the prefix, kill the worker, ask again where it was computed, load it elsewhere."""
+    before = victim.status()
+    answer = victim.complete(prefix)
+    wait_for("the prefix in the arena", lambda: victim.status().arena.blocks >= before.arena.blocks + SHORT_BLOCKS, 30)
+    other_tokens = other.pool_tokens()
+
+    killed = kill_worker(victim.pod.uid)
+    wait_for("another worker", lambda: find_worker(victim.pod.uid) != killed, 30)
+
+    def attached() -> AgentStatus | None:
+        status = victim.status()
+        return status if status.attached and status.incarnation != before.incarnation else None
+
+    assert wait_for("the engine attached to it", attached, 60).state.startswith("Ready")
+
+    assert victim.complete(prefix) == answer
+    other.wait_for_blocks(victim, SHORT_BLOCKS)
+    assert other.complete(prefix) == answer
+    assert other.pool_tokens() - other_tokens == 640
+
+
+def test_an_agent_of_another_version_under_a_running_engine_shares_both_ways(kube: Kube, engines: Engines) -> None:
+    """The engine's client is the one that was copied in when its pod was made."""
+    changed, other = engines.grow_to(2)[:2]
+    for image, seed in ((EARLIER_IMAGE, 300), (AGENT_IMAGE, 310)):
+        restarts, incarnation = kube.agent_restarts(changed.pod.name), changed.status().incarnation
+        kube.set_agent_image(changed.pod.name, image)
+
+        def back(restarts: int = restarts, incarnation: str = incarnation) -> bool:
+            status = changed.status()
+            new = kube.agent_restarts(changed.pod.name) == restarts + 1 and status.incarnation != incarnation
+            return new and status.attached and status.state.startswith("Ready")
+
+        wait_for(f"its agent is {image} and has the engine", back, 120)
+        for n, (holder, asker) in enumerate(((changed, other), (other, changed))):
+            prefix, before = prompt(seed + n, SHORT_TOKENS), asker.pool_tokens()
+            answer = holder.complete(prefix)
+            wait_for("its blocks", lambda h=holder: h.status().arena.blocks >= SHORT_BLOCKS, 30)
+            asker.wait_for_blocks(holder, SHORT_BLOCKS)
+            assert asker.complete(prefix) == answer
+            assert asker.pool_tokens() - before == whole_blocks(SHORT_TOKENS)
+    assert [m.pod for m in engines.members() if m.pod.restarts] == []
