@@ -31,6 +31,8 @@ from kvpool_operator.desired.status import PoolStatus
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"
 QUANTITY_LENGTH = 32  # characters
+# Words of the status are no closed list: a controller that is newer than the definition may know more of them.
+WORD_LENGTH = 64
 INT64 = 2**63 - 1
 _QUANTITY = r"^([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,2}|[KMGTPE]i|[numkMGTPE])?$"
 _NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -175,6 +177,8 @@ def _value(kind: Any, path: str) -> dict[str, Any]:
             said["x-kubernetes-validations"] = _rules([("self == oldSelf", "it can't be changed; make a new pool")])
     if kind is Bytes:
         return said | _quantity((meta.extra or {}).get("least", 0))
+    if get_origin(kind) is Literal and path.startswith("status"):
+        return said | {"type": "string", "maxLength": WORD_LENGTH}
     if get_origin(kind) is Literal:
         return said | {"type": "string", "enum": list(get_args(kind))}
     if get_origin(kind) is list:

@@ -11,6 +11,7 @@ CONFIG_HASH_ANNOTATION = "kvpool.io/config-hash"  # of the part that holds for n
 ORIGINALS_ANNOTATION = "kvpool.io/originals"
 SKIPPED_ANNOTATION = "kvpool.io/skipped"
 REQUIRE_ANNOTATION = "kvpool.io/require"
+UPDATE_ANNOTATION = "kvpool.io/agent-update"  # of a pod whose agent has been given another image in place
 
 PEER_PORT = 7700
 SUPERVISOR_PORT = 7701

@@ -240,6 +240,11 @@ _TABLE = (
         "The two agents share no version of the peer protocol.",
         "Finish the update of the pool's agents.",
     ),
+    Reason(
+        "members_apart",
+        "Members of the pool do not reach each other, though each of them answers.",
+        "Let their pods reach each other's port 7700: see NetworkPolicies, meshes, and kvpool status for each view.",
+    ),
     # why an object was not injected
     Reason(
         "no_engine_container",

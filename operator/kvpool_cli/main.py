@@ -1,7 +1,8 @@
 """The command's entry point: options in, text and exit codes out. The rules live in the modules that it
 calls.
 
-Exit codes: 0 done, 2 the user's input can't be used, 3 an object was left alone (the reason is on stderr).
+Exit codes: 0 done, 2 the user's input can't be used, 3 an object was left alone (the reason is on stderr),
+4 a check has found a problem.
 """
 
 import sys
@@ -9,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from kvpool_cli import injection, members, report
+from kvpool_cli import injection, inspection, members, report
 from kvpool_cli.manifests import ManifestError
 from kvpool_contract.reasons import explain
 from kvpool_operator.desired.pool import PoolError
 from kvpool_operator.desired.quantity import QuantityError
 from kvpool_operator.inject import Settings
 
-EXIT_INPUT, EXIT_SKIPPED = 2, 3
+EXIT_INPUT, EXIT_SKIPPED, EXIT_PROBLEM = 2, 3, 4
 
 
 class InputError(click.ClickException):
@@ -53,14 +54,31 @@ def inject(filename: str, pool_file: str, image: str) -> None:
 
 
 @main.command()
-@click.argument("file")
-def check(file: str) -> None:
-    """Say whether FILE (- reads stdin) holds a KVCachePool that can be used, without a cluster."""
+@click.argument("file", default="")
+@click.option("--pool", "pool_name", default="", help="Look at this pool of the cluster, and at its members.")
+@click.option("--pod", "pod_name", default="", help="Look at this pod: why it has no agent, or why it is not warm.")
+@click.option("-n", "--namespace", default="", help="Kubernetes namespace (default: the context's own).")
+@click.option("--kubeconfig", default="", help="Kubeconfig file in place of $KUBECONFIG or the default one.")
+def check(file: str, pool_name: str, pod_name: str, namespace: str, kubeconfig: str) -> None:
+    """Say what is wrong, a sentence and a fix for each thing; the exit code is 4 then.
+
+    With FILE (- reads stdin), whether it holds a KVCachePool that can be used, without a cluster. With --pool or --pod
+    how these are; with none of them whether the cluster is fit and kvpool is installed in it.
+    """
+    if sum(map(bool, (file, pool_name, pod_name))) > 1:
+        raise InputError("name a file, --pool or --pod; one of the three, or nothing for the cluster")
     try:
-        pool = injection.load_pool(_read(file))
-    except PoolError as error:
+        if file:
+            pool = injection.load_pool(_read(file))
+            click.echo(f"pool {pool.metadata.name} in namespace {pool.metadata.namespace}: the spec is accepted")
+            return
+        found = inspection.inspect(pool_name, pod_name, namespace, kubeconfig)
+    except (PoolError, members.MembersError) as error:
         raise InputError(str(error)) from None
-    click.echo(f"pool {pool.metadata.name} in namespace {pool.metadata.namespace}: the spec is accepted")
+    for each in found:
+        click.echo(str(each))
+    if any(each.verdict == "problem" for each in found):
+        raise click.exceptions.Exit(EXIT_PROBLEM)
 
 
 @main.command()

@@ -285,3 +285,28 @@ def test_pausing_and_going_on_are_told_and_no_pod_is_to_blame() -> None:
     assert told(pool_events(METADATA, ready, paused, [PAUSED])) == [("Normal", "Paused")]
     assert told(pool_events(METADATA, paused, after, [RESUMED])) == [("Normal", "Ready")]
     assert member_events("team-a", "chat", [PAUSED, RESUMED]) == []
+
+
+def test_members_that_do_not_reach_each_other_degrade_the_pool_by_name() -> None:
+    other = member("z", agent())
+    given = status(WARM, other, apart=[("a-uid", "z-uid")])
+    told = conditions(given)
+    assert (given["phase"], told["Ready"][1], told["AgentsReady"][:2]) == (
+        "Degraded", "MembersApart", ("False", "MembersApart"),
+    )  # fmt: skip
+    assert told["Ready"][2].startswith("a does not reach z. members_apart: ")
+    assert "port 7700" in told["Ready"][2]
+    many = status(WARM, other, apart=[("a-uid", "z-uid")] * 9)
+    assert "and so 6 pairs more" in conditions(many)["AgentsReady"][2]
+
+
+def test_an_update_that_has_stopped_degrades_the_pool_and_one_that_goes_on_does_not() -> None:
+    going = status(WARM, update=(False, "Updating", "1 of 2."))
+    assert (going["phase"], conditions(going)["AgentsUpdated"]) == ("Ready", ("False", "Updating", "1 of 2."))
+    stopped = status(WARM, update=(False, "UpdateStopped", "It has not come back."))
+    assert (stopped["phase"], conditions(stopped)["Ready"][1]) == ("Degraded", "UpdateStopped")
+    assert told(pool_events(METADATA, going, stopped, [WARM])) == [
+        ("Warning", "UpdateStopped"),
+        ("Warning", "UpdateStopped"),
+    ]
+    assert "AgentsUpdated" not in conditions(status(WARM))

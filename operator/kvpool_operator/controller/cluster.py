@@ -12,13 +12,15 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
-from kvpool_contract.names import API_GROUP, POOL_LABEL
-from kvpool_operator.desired.pods import Pod, living
+from kvpool_contract.names import API_GROUP, POOL_LABEL, UPDATE_ANNOTATION
+from kvpool_operator.desired.pods import AGENT_CONTAINER, Pod, living
 from kvpool_operator.desired.pool import API_VERSION
+from kvpool_operator.desired.update import Change
 
 VERSION, PLURAL = API_VERSION.partition("/")[2], "kvcachepools"
 FIELD_MANAGER = "kvpool-controller"
 APPLY = "application/apply-patch+yaml"
+STRATEGIC = "application/strategic-merge-patch+json"  # merges containers by name
 TIMEOUT_SECONDS = (3.0, 10.0)  # to connect, to read
 NOT_FOUND, CONFLICT = 404, 409
 
@@ -159,6 +161,27 @@ class Cluster:
             _request_timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
         return living(_document(answer)["items"])
+
+    def update_agent(self, key: Key, change: Change, record: str) -> None:
+        """Gives the agent of a pod of this pool its image; not where the pod has changed since it was read. Raises
+        RefusedError, also where the API server keeps another image than it was told."""
+        patch = {
+            "metadata": {"resourceVersion": change.version, "annotations": {UPDATE_ANNOTATION: record}},
+            "spec": {"initContainers": [{"name": AGENT_CONTAINER, "image": change.image}]},
+        }
+        try:
+            answer = self._core.patch_namespaced_pod(
+                change.pod, key[0], patch, field_manager=FIELD_MANAGER, _content_type=STRATEGIC,
+                _preload_content=False, _request_timeout=TIMEOUT_SECONDS,
+            )  # fmt: skip
+            taken = _document(answer)
+        except ApiException as error:
+            if error.status in (400, 403, 422):
+                raise RefusedError(_sentence(error)) from None
+            raise
+        images = [c["image"] for c in taken["spec"]["initContainers"] if c["name"] == AGENT_CONTAINER]
+        if images != [change.image]:
+            raise RefusedError(f"it has made {', '.join(images)} of it; name the image so in spec.agent.image")
 
     def create_event(self, event: Document) -> bool:
         """Whether it was not there yet."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from kvpool_contract.names import pool_object_name
 from kvpool_operator.controller.cluster import Cluster, Document, Key
 from kvpool_operator.desired.pods import Pod
+from kvpool_operator.desired.update import Change
 
 POOL, PODS = "pool", "pods"
 OBJECTS = ("ConfigMap", "Service")
@@ -81,6 +82,12 @@ class Known(Cluster):
             Cluster.apply(self, wanted)
         finally:
             self._doubt(_place(wanted))
+
+    def update_agent(self, key: Key, change: Change, record: str) -> None:
+        try:
+            Cluster.update_agent(self, key, change, record)
+        finally:
+            self._doubt((PODS, key))
 
     def pods(self, key: Key) -> list[Pod]:
         return self._once((PODS, key), lambda: Cluster.pods(self, key))

@@ -40,6 +40,7 @@ def handlers(
     every: float,
     webhook: Settings | None = None,
     peers: PeerSettings | None = None,
+    agent_image: str = "",
 ) -> kopf.OperatorRegistry:
     """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod."""
     registry = kopf.OperatorRegistry()
@@ -53,7 +54,7 @@ def handlers(
     @kopf.on.startup(registry=registry)
     async def start(**_: Any) -> None:
         agents = Agents()
-        reconciler = Reconciler(cluster, agents)
+        reconciler = Reconciler(cluster, agents, agent_image)
 
         async def keys() -> list[Key]:
             return await asyncio.to_thread(cluster.pool_keys, k8s_namespaces)
@@ -137,6 +138,12 @@ def main() -> None:
         help="URL of the liveness endpoint (default %(default)s: at POD_IP where it is set)",
     )
     parser.add_argument("--metrics-port", type=int, default=8081, help="port of /metrics; 0 for none")
+    parser.add_argument(
+        "--update-agents",
+        default="",
+        metavar="IMAGE",
+        help="pools with the update strategy InPlace are updated, those that name no image to this one",
+    )
     webhook_certificates.add_arguments(parser)
     identity.add_arguments(parser)
     options = parser.parse_args()
@@ -155,6 +162,7 @@ def main() -> None:
                 options.poll_seconds,
                 webhook_certificates.chosen(options),
                 identity.chosen(options),
+                options.update_agents,
             ),
             settings=settings(),
             standalone=True,

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 REGISTRY = CollectorRegistry()
 PASSES = Counter("kvpool_controller_passes", "Passes over a pool, by result: ok, failed", ["result"], registry=REGISTRY)
 WRITES = Counter(
-    "kvpool_controller_writes", "Writes to the API server, by object: ConfigMap, Service, status, Event", ["object"],
-    registry=REGISTRY,
+    "kvpool_controller_writes", "Writes to the API server, by object: ConfigMap, Service, status, Event, Pod",
+    ["object"], registry=REGISTRY,
 )  # fmt: skip
 ANSWERS = Counter(
     "kvpool_controller_agent_answers", "Agents asked for their status, by result: answered, silent", ["result"],

@@ -28,3 +28,5 @@ RULES = [
     _rule("", ["secrets"], ["create"]),
     _rule("", ["secrets"], ["get", "patch"], [KEYS_SECRET]),
 ]
+# Besides, where agents may be updated in place; an admission policy holds it to the agent's image.
+IN_PLACE = _rule("", ["pods"], ["patch"])

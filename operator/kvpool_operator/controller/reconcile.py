@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
@@ -14,7 +14,9 @@ from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
 from kvpool_operator.controller.keys import see_to_keys
+from kvpool_operator.controller.updates import Updates, rfc3339
 from kvpool_operator.desired.events import Event, member_events, pool_events
+from kvpool_operator.desired.links import Links
 from kvpool_operator.desired.objects import document_hash, keeping_document, pool_objects
 from kvpool_operator.desired.ownership import judge, owned
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
@@ -27,10 +29,12 @@ NOT_REFUSED = ("", "")
 class Reconciler:
     """`once` may run for several pools at a time, for one pool never twice at once."""
 
-    def __init__(self, cluster: Cluster, agents: Agents) -> None:
-        self._cluster, self._agents = cluster, agents
+    def __init__(self, cluster: Cluster, agents: Agents, agent_image: str = "") -> None:
+        """agent_image: that of pools that name none; empty where agents may not be updated in place."""
+        self._cluster, self._agents, self._updates = cluster, agents, Updates(cluster, agent_image)
         self._told: dict[Key, set[str]] = {}  # Events of pods that stand as they are
         self._pods: dict[Key, set[str]] = {}
+        self._links = Links()
 
     async def once(self, key: Key) -> bool:
         """Whether the pool is still there. Raises what the API server's client raises; the next pass repairs it."""
@@ -42,7 +46,7 @@ class Reconciler:
             return True  # what it owns goes with it; making anything anew would be in the way
         observed = await self._observe(key, pool)
         metadata, before = pool["metadata"], pool.get("status")
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = rfc3339()
         after = pool_status(key[1], metadata["generation"], observed, before, now)
         # Events come first: a controller that is killed between the two tells them again under the same names.
         of_pods = member_events(*key, observed.members)
@@ -70,7 +74,10 @@ class Reconciler:
                 metrics.ANSWERS.labels("silent" if member.status is None else "answered").inc()
         self._pods[key] = {pod.uid for pod in pods}
         self._agents.forget_all_but(set().union(*self._pods.values()))
-        return Observed(members, invalid, refused, document, paused)
+        update, events = (None, []) if invalid else await self._updates.step(wanted, pods, members)
+        await self._tell(events, rfc3339())
+        apart = self._links.apart(key, [m.status for m in members if m.status is not None], time.time())
+        return Observed(members, invalid, refused, document, paused, update, apart)
 
     async def _document(self, key: Key) -> str:
         """The hash of what agents mount: also where it is a former one, or another's. Empty without any."""
@@ -132,3 +139,4 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._told.pop(key, None)
         self._pods.pop(key, None)
+        self._links.forget(key)

@@ -19,6 +19,7 @@ MAX_MESSAGE_OF_AN_EVENT = 1024  # the API server's own limit
 _TOLD = {  # conditions whose changes are told, and the reasons that are nothing to tell
     "ConfigValid": (),
     "Configured": ("NoMembers", "MembersFollowing", "NotMade", "NoAgentAnswers", "AllConfigured"),
+    "AgentsUpdated": ("NoMembers", "Updating", "WaitingForMembers"),
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),
 }
@@ -69,6 +70,8 @@ def pool_events(
     events = []
     for kind, silent in _TOLD.items():
         old, new = _condition(before or {}, kind), _condition(after, kind)
+        if not new:
+            continue
         changed = (old.get("status"), old.get("reason")) != (new["status"], new["reason"])
         accepted_at_first = kind == "ConfigValid" and not old and new["status"] == "True"
         if changed and new["reason"] not in silent and not accepted_at_first:

@@ -7,7 +7,7 @@ server has refused what its definition does not know, and fills in the defaults 
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -181,6 +181,20 @@ class ImagePullSecret(_Part, frozen=True):
     name: Annotated[str, field("Name of the Secret.", max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")]
 
 
+class UpdateStrategy(_Part, frozen=True):
+    """What becomes of agents that run when `agent.image`, or the chart's, changes."""
+
+    type: Annotated[
+        Literal["OnDelete", "InPlace"],
+        field(
+            "OnDelete: a pod has the agent that it was made with. InPlace: the controller gives one pod after another "
+            "the new image; the engine runs on, and its pod is unready until its hot set is in again. It needs the "
+            "chart's agent.inPlaceUpdates.",
+            LIVE,
+        ),
+    ] = "OnDelete"
+
+
 class Agent(_Part, frozen=True):
     """The agent's container."""
 
@@ -197,6 +211,7 @@ class Agent(_Part, frozen=True):
         ),
     ] = []
     resources: Resources = msgspec.field(default_factory=Resources)
+    update_strategy: UpdateStrategy = msgspec.field(default_factory=UpdateStrategy)
 
 
 class PoolSpec(_Part, frozen=True):

@@ -26,7 +26,7 @@ MAX_NAMED = 3
 MAX_MESSAGE = 2048
 
 Phase = Literal["Pending", "Ready", "Paused", "Degraded"]
-ConditionType = Literal["ConfigValid", "Configured", "AgentsReady", "CacheWarm", "Ready"]
+ConditionType = Literal["ConfigValid", "Configured", "AgentsReady", "AgentsUpdated", "CacheWarm", "Ready"]
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,17 @@ class Member:
 class Observed:
     """What one pass found out. `invalid`: why the spec can't be used; `refused`: why an object of the pool could
     not be made (a reason of the Ready condition, and a sentence); `document`: the hash of the configuration that lies
-    where agents find it, empty where there is none; `paused`: the pool is to be."""
+    where agents find it, empty where there is none; `paused`: the pool is to be; `update`: how far the update of its
+    agents in place has come, where it is asked for; `apart`: uids of members of which the first does not reach the
+    second."""
 
     members: Sequence[Member] = ()
     invalid: str = ""
     refused: tuple[str, str] = ("", "")
     document: str = ""
     paused: bool = False
+    update: tuple[bool, str, str] | None = None
+    apart: Sequence[tuple[str, str]] = ()
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -144,7 +148,9 @@ class PoolStatus(_Part, frozen=True):
         list[Condition],
         _field(
             "ConfigValid: the spec is accepted. Configured: every agent that answers has taken over the present "
-            "configuration, and none needs a new pod for it. AgentsReady: every member's agent answers and is ready. "
+            "configuration, and none needs a new pod for it. AgentsReady: every member's agent answers, is ready "
+            "and reaches the others. "
+            "AgentsUpdated, with the strategy InPlace: every agent runs the pool's image. "
             "CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
             max_length=8,
         ),
@@ -157,7 +163,7 @@ def pool_status(
     """The whole status, as it is written. before: the status that is there; now: RFC 3339, in UTC."""
     members, total = observed.members, len(observed.members)
     ready, warm = sum(m.ready for m in members), sum(m.warm for m in members)
-    agents = _agents(name, members)
+    agents = _agents(name, members, observed.apart)
     configuration = _configuration(name, observed)
     overall = _overall(observed, agents, configuration, ready)
     phase: Phase = "Ready" if overall[0] else _PHASES.get(overall[1], "Degraded")
@@ -170,6 +176,8 @@ def pool_status(
         "CacheWarm": _warmth(name, members, warm),
         "Ready": overall,
     }
+    if observed.update is not None:
+        told["AgentsUpdated"] = observed.update
     status = PoolStatus(
         observed_generation=generation,
         phase=phase,
@@ -188,7 +196,7 @@ _Verdict = tuple[bool, str, str]  # holds, reason, message
 _PHASES: dict[str, Phase] = {"NoMembers": "Pending", "MembersStarting": "Pending", "Paused": "Paused"}
 
 
-def _agents(name: str, members: Sequence[Member]) -> _Verdict:
+def _agents(name: str, members: Sequence[Member], apart: Sequence[tuple[str, str]]) -> _Verdict:
     total = len(members)
     if not members:
         return _no_members(name)
@@ -203,7 +211,16 @@ def _agents(name: str, members: Sequence[Member]) -> _Verdict:
         return False, "AgentsUnreachable", sentence
     if waiting := [m for m in members if not m.ready]:
         return False, "MembersStarting", f"{len(waiting)} of {total} start or warm up: {_names(waiting)}."
+    if apart:
+        return False, "MembersApart", _apart(members, apart)
     return True, "AllReady", f"{total} of {total} agents are ready."
+
+
+def _apart(members: Sequence[Member], pairs: Sequence[tuple[str, str]]) -> str:
+    names = {m.uid: m.name for m in members}
+    told = [f"{names[one]} does not reach {names[other]}" for one, other in pairs[:MAX_NAMED]]
+    more = f", and so {len(pairs) - MAX_NAMED} pairs more" if len(pairs) > MAX_NAMED else ""
+    return f"{', '.join(told)}{more}. {explain('members_apart')}"
 
 
 def _warmth(name: str, members: Sequence[Member], warm: int) -> _Verdict:
@@ -251,11 +268,15 @@ def _overall(observed: Observed, agents: _Verdict, configuration: _Verdict, read
         return False, "ConfigInvalid", observed.invalid
     if observed.refused[0]:
         return False, *observed.refused
+    if observed.update is not None and observed.update[1] == "UpdateStopped":
+        return observed.update
     if troubled := [m for m in observed.members if m.needs_attention]:
         sentence = f"{len(troubled)} of {len(observed.members)}: {_names(troubled)}. {_reasons(troubled)}"
         return False, "MembersDegraded", sentence
     if configuration[1] == "ConfigNotUsed":
         return configuration
+    if observed.apart:
+        return False, "MembersApart", _apart(observed.members, observed.apart)
     if observed.paused:
         paused = sum(m.reason == "paused" for m in observed.members)
         return False, "Paused", f"{paused} of {len(observed.members)} members are paused. {explain('paused')}"

@@ -17,6 +17,7 @@ from cluster.kube import Kube
 from cluster.pools import NAMESPACE, Pools
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each cluster is one worker's."""
     here = Path(__file__).parent

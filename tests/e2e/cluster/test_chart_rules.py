@@ -12,9 +12,10 @@ import yaml
 
 from cluster.chart import CHART, CONTROLLER, RELEASE, WEBHOOK
 from cluster.kube import Kube, wait_for
-from kvpool_operator.controller.permissions import RULES
+from kvpool_operator.controller.permissions import IN_PLACE, RULES
 
 HOME = "kvpool-chart-rules"
+IN_PLACE_VALUE = "--set=agent.inPlaceUpdates=true"
 
 
 def rendered(kube: Kube, *values: str, version: str = "1.34.0") -> list[dict[str, Any]]:
@@ -104,13 +105,51 @@ def test_the_policy_is_there_where_the_api_server_knows_it(
     assert len(of_kind(documents, "ValidatingAdmissionPolicyBinding", CONTROLLER)) == count
 
 
-@pytest.fixture
+@pytest.mark.parametrize("without", [("--set=admissionPolicy.enabled=false",), ()], ids=["switched off", "unknown"])
+def test_agents_are_not_updated_in_place_without_the_policy(kube: Kube, without: tuple[str, ...]) -> None:
+    version = "1.34.0" if without else "1.29.9"
+    command = [
+        str(kube.provided.programs / "helm"),
+        "template",
+        RELEASE,
+        str(CHART),
+        "--kube-version",
+        version,
+        *without,
+    ]
+    done = subprocess.run([*command, IN_PLACE_VALUE], env=os.environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "agent.inPlaceUpdates needs admissionPolicy.enabled and Kubernetes 1.30" in done.stderr
+
+
+@pytest.mark.parametrize("place", [(), ("--set=controller.namespaces={team-a}",)], ids=["everywhere", "one namespace"])
+def test_the_controller_may_change_pods_only_where_agents_are_updated_in_place(
+    kube: Kube, place: tuple[str, ...]
+) -> None:
+    kind = "Role" if place else "ClusterRole"
+    (without,) = of_kind(rendered(kube, *place), kind, CONTROLLER)
+    assert without["rules"] == RULES
+    documents = rendered(kube, *place, IN_PLACE_VALUE)
+    (role,) = of_kind(documents, kind, CONTROLLER)
+    assert role["rules"] == [*RULES, IN_PLACE]
+    (deployment,) = of_kind(documents, "Deployment", CONTROLLER)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--update-agents=kvpool/agent:0.1.0" in container["command"]
+    (webhook,) = of_kind(documents, "Deployment", "webhook")
+    assert "--agent-image=kvpool/agent:0.1.0" in webhook["spec"]["template"]["spec"]["containers"][0]["command"]
+
+
+@pytest.fixture(scope="module")
 def limited(kube: Kube) -> Iterator[Kube]:
-    """The controller's account with the chart's roles and the policy, and nothing else of the chart."""
+    """The controller's account with the chart's roles and policies, and nothing else of the chart."""
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy",
              "ValidatingAdmissionPolicyBinding")  # fmt: skip
-    mine = [d for d in rendered(kube) if d["kind"] in kinds and d["metadata"]["name"] == CONTROLLER]
-    assert len(mine) == len(kinds)
+    mine = [
+        d
+        for d in rendered(kube, IN_PLACE_VALUE)
+        if d["kind"] in kinds and d["metadata"]["name"] in (CONTROLLER, f"{CONTROLLER}-agents")
+    ]
+    assert len(mine) == len(kinds) + 2
     home = Kube(kube.provided, HOME)
     text = yaml.safe_dump_all(mine)
     kube.kubectl("create", "namespace", HOME)
@@ -168,3 +207,53 @@ def test_the_controllers_account_writes_the_objects_of_pools_alone(limited: Kube
 
     # and nobody but this account is held to it
     limited.kubectl("-n", "kube-system", "label", "configmap", "kube-root-ca.crt", "a=b", "--dry-run=server")
+
+
+def changed(home: Kube, pod: str, patch: dict[str, Any]) -> str:
+    """Empty where the API server takes it from the controller's account, else what it says. Nothing is changed."""
+    account = f"--as=system:serviceaccount:{HOME}:{CONTROLLER}"
+    command = ("patch", "pod", pod, "--dry-run=server", account, "-p", json.dumps(patch))
+    done = home.kubectl(*command, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def test_the_controllers_account_changes_of_a_pod_the_image_of_its_agent_alone(limited: Kube) -> None:
+    spec = {
+        "schedulerName": "nobody",
+        "containers": [{"name": "engine", "image": "a"}],
+        "initContainers": [
+            {"name": "first", "image": "a"},
+            {"name": "kvpool-agent", "image": "a", "restartPolicy": "Always"},
+        ],
+    }
+    for name, labels in (("member", {"kvpool.io/pool": "chat"}), ("stranger", {})):
+        metadata = {"name": name, "labels": labels, "annotations": {"theirs": "1", "more": "1"}}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        wait_for("the account", lambda: limited.core.read_namespaced_service_account("default", HOME), 30)
+        limited.core.create_namespaced_pod(HOME, pod)
+
+    def image(kind: str, name: str) -> dict[str, Any]:
+        return {"spec": {kind: [{"name": name, "image": "b"}]}}
+
+    alone = "the image of kvpool-agent and the annotation kvpool.io/agent-update alone"
+    wrong = image("containers", "engine")
+    wait_for("the policy holds", lambda: alone in changed(limited, "member", wrong), 60)
+    record = {"metadata": {"annotations": {"kvpool.io/agent-update": "{}"}}}
+    assert changed(limited, "member", image("initContainers", "kvpool-agent") | record) == ""
+    assert alone in changed(limited, "stranger", image("initContainers", "kvpool-agent"))
+    for patch in (
+        image("initContainers", "first"),
+        {"metadata": {"annotations": {"theirs": "2"}}},
+        {"metadata": {"annotations": {"more": None}}},
+        {"metadata": {"annotations": {"new": "1"}}},
+        {"metadata": {"labels": {"new": "1"}}},
+        {"metadata": {"finalizers": ["example.test/held"]}},
+        {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}]}},
+        {"spec": {"tolerations": [{"operator": "Exists"}]}},
+        {"spec": {"activeDeadlineSeconds": 1}},
+    ):
+        assert alone in changed(limited, "member", patch), patch
+    account = f"--as=system:serviceaccount:{HOME}:{CONTROLLER}"
+    deleted = limited.kubectl("delete", "pod", "member", "--dry-run=server", account, check=False)
+    assert deleted.returncode != 0
+    limited.kubectl("patch", "pod", "member", "--dry-run=server", "-p", json.dumps(wrong))  # nobody else is held to it

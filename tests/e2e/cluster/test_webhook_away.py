@@ -30,16 +30,20 @@ def webhook(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[We
 @contextlib.contextmanager
 def away(webhook: Webhook) -> Iterator[None]:
     webhook.stop()
-    yield
-    webhook.start()
-    webhook.wait_ready()
+    try:
+        yield
+    finally:
+        webhook.start()
+        webhook.wait_ready()
 
 
 @contextlib.contextmanager
 def hanging(webhook: Webhook) -> Iterator[None]:
     webhook.signal(signal.SIGSTOP)
-    yield
-    webhook.signal(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        webhook.signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,20 @@
 """What goes on while a part of the operator is away, and what is told once it is back."""
 
 import json
+import time
 
 import pytest
 from kubernetes import client
+from standin_engine import prompt
 
+from cluster import provider
 from cluster.chart import CONTROLLER, WEBHOOK, Chart
+from cluster.engines import kvpool
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask, deployment
 
 BLOCKS = 8
+AWAY_SECONDS = 30
 JOINED = ["kvpool-client", "kvpool-agent"]
 
 
@@ -29,6 +34,7 @@ def test_without_the_controller_a_whole_generation_of_pods_joins_and_warms(chart
         (third,) = (m for m in standins.wait_ready(3) if m.pod.name not in {n.pod.name for n in new})
         assert (third.status().state, third.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
         assert standins.pool_status()["warm"] == "0/2"  # nobody has written it meanwhile
+        assert problems(standins, 4) == ["No controller is ready: new pools get no configuration and no status."]
     finally:
         chart.scale_to(CONTROLLER, 1)
     standins.wait_status(phase="Ready", ready="3/3", warm="3/3")
@@ -52,6 +58,16 @@ def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they
         told = next(c for c in status["conditions"] if c["type"] == "AgentsReady")
         assert (told["status"], told["reason"]) == ("False", "NotInjected")
         assert bare.pod.name in told["message"] and "kvpool inject" in told["message"]
+        # and whoever asks is told why
+        assert problems(standins, 4) == [
+            "No webhook is ready: labelled pods start bare.",
+            f"A labelled pod in namespace {standins.namespace} is not looked at: the webhook does not answer the API "
+            f"server in time, or the chart leaves the namespace out.",
+        ]
+        why, *_ = problems(standins, 4, "--pod", bare.pod.name)
+        assert why == f"{bare.pod.name} was never looked at."
+        assert "ok       Made anew it would join pool chat" in check(standins, 4, "--pod", bare.pod.name)
+        assert f"AgentsReady: 1 of 2: {bare.pod.name}." in problems(standins, 4, "--pool", "chat")
     finally:
         chart.scale_to(WEBHOOK, 2)
     # the webhook's Service is known to the API server a moment after its pods are ready
@@ -61,6 +77,50 @@ def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they
     assert standins.containers() == {first.pod.name: JOINED, again.pod.name: JOINED}
     assert (again.status().state, again.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
     standins.wait_status(phase="Ready", ready="2/2")
+    assert problems(standins, 0) == problems(standins, 0, "--pod", again.pod.name) == []
+
+
+def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_runs(
+    chart: Chart, standins: StandIns
+) -> None:
+    if not chart.provided.folder:
+        pytest.skip("the API server of a named cluster is its owner's")
+    members = standins.create(2, tolerations=[])
+    standins.heat("hot", BLOCKS)
+    incarnations = [member.status().incarnation for member in members]
+    with provider.api_server_away(chart.provided):
+        until = time.monotonic() + AWAY_SECONDS
+        turn = 0
+        while time.monotonic() < until or turn < 2:
+            holder, other = members if turn % 2 else reversed(members)
+            tokens, held = prompt(f"away-{turn}", BLOCKS), holder.status().arena.blocks
+            assert ask(holder.pod.address, tokens) == Served(computed=BLOCKS)
+            wait_for("its blocks", lambda m=holder, n=held: m.status().arena.blocks >= n + BLOCKS, 30)
+            other.wait_for_blocks(holder, held + BLOCKS)
+            assert ask(other.pod.address, tokens) == Served(pool=BLOCKS)
+            turn += 1
+            time.sleep(1)
+    # what nobody could be told meanwhile is told, and nothing has been started anew
+    wait_for("new pods join", lambda: joins(standins), 60)
+    standins.scale("chat", 3)
+    (third,) = (m for m in standins.wait_ready(3) if m.pod.name not in {member.pod.name for member in members})
+    assert third.status().state == "Ready(warm)"
+    assert [member.status().incarnation for member in members] == incarnations
+    assert [m.pod for m in standins.members() if m.pod.restarts] == []
+    assert {pod.restarts for pod in chart.pods("app.kubernetes.io/name=kvpool")} == {0}
+    standins.wait_status(phase="Ready", ready="3/3", warm="1/3")
+
+
+def check(standins: StandIns, code: int, *what: str) -> str:
+    """What `kvpool check` says, ending with this code."""
+    config = str(standins.provided.kubeconfig)
+    return kvpool("check", "-n", standins.namespace, "--kubeconfig", config, *what, code=code)
+
+
+def problems(standins: StandIns, code: int, *what: str) -> list[str]:
+    """First sentences of the problems."""
+    lines = [line.partition(" ") for line in check(standins, code, *what).splitlines()]
+    return [rest.strip().split(". ")[0].rstrip(".") + "." for verdict, _, rest in lines if verdict == "problem"]
 
 
 def pod(name: str, annotations: dict[str, str]) -> dict[str, object]:
