@@ -59,18 +59,19 @@ def pool_document(name: str) -> dict[str, object]:
     return {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": name}}
 
 
-@pytest.mark.parametrize("how", [(), ("--grace-period=0",), ("--grace-period=0", "--force")], ids=["", "now", "force"])
-def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(
-    standins: StandIns, how: tuple[str, ...]
-) -> None:
-    kept, victim = standins.create(2)
+def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(standins: StandIns) -> None:
+    """With grace, without, and by force, after which nobody waits for their end."""
+    members = standins.create(2)
     tokens = standins.heat("hot", BLOCKS)
-    standins.kubectl("delete", "pod", victim.pod.name, "--wait=false", *how)
-    (new,) = (m for m in standins.wait_ready(2, without={victim.pod.name}) if m.pod.name != kept.pod.name)
-    assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
-    assert ask(new.pod.address, tokens) == Served(pool=BLOCKS)
-    wait_for("the deleted pod is gone", lambda: not terminating(standins), 30)
-    standins.wait_status(phase="Ready", ready="2/2", warm="1/2")
+    for turn, how in enumerate(((), ("--grace-period=0",), ("--grace-period=0", "--force")), start=1):
+        kept, victim = members
+        standins.kubectl("delete", "pod", victim.pod.name, "--wait=false", *how)
+        (new,) = (m for m in standins.wait_ready(2, without={victim.pod.name}) if m.pod.name != kept.pod.name)
+        assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS), how
+        assert ask(new.pod.address, tokens) == Served(pool=BLOCKS), how
+        wait_for("the deleted pod is gone", lambda: not terminating(standins), 30)
+        standins.wait_status(phase="Ready", ready="2/2", warm=f"{min(turn, 2)}/2")
+        members = [new, kept]  # the next victim is the other one
 
 
 def test_a_drained_node_gives_its_pods_to_another_one_and_they_warm(chart: Chart, standins: StandIns) -> None:
