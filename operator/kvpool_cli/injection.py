@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool_cli import manifests
+from kvpool_cli.arithmetic import memory
 from kvpool_cli.manifests import Document, ManifestError
 from kvpool_contract.names import POOL_LABEL
 from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_pool
-from kvpool_operator.inject import Injected, Settings, inject
+from kvpool_operator.inject import Injected, Settings, inject, restore
 
 KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The manifest, or the workloads that were left alone with the reason of each."""
+    """The manifest and what each of its workloads costs, or the workloads that were left alone with the reason of
+    each."""
 
     text: str = ""
+    costs: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
 
 
@@ -46,7 +49,7 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
     objects = pool_objects(pool)
     texts = [manifests.dump(content) for content in objects]
     named = [_identity(content, "") for content in objects]
-    skipped = []
+    skipped, costs = [], []
     for document in documents:
         if _identity(document.content, pool.metadata.namespace) in named:
             continue  # a manifest that has been through here before
@@ -56,9 +59,10 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
         result = inject(_template(document.content), pool, settings)
         if isinstance(result, Injected):
             texts.append(manifests.dump(_joined(document.content, result, pool.metadata.namespace)))
+            costs.append(memory(_title(document.content), restore(_template(document.content)), result, pool))
         else:
             skipped.append((_title(document.content), result.reason))
-    return Outcome(skipped=tuple(skipped)) if skipped else Outcome(text=manifests.join(texts))
+    return Outcome(skipped=tuple(skipped)) if skipped else Outcome(manifests.join(texts), tuple(costs))
 
 
 def _workloads(documents: list[Document], pool: str) -> list[Document]:

@@ -38,8 +38,9 @@ def main() -> None:
 def inject(filename: str, pool_file: str, image: str) -> None:
     """Print the manifest with its workload joined to the pool, for `kubectl apply -f -`.
 
-    The pool's ConfigMap and headless Service come first, then every document of the manifest. A workload that
-    can't join is named on stderr with the reason; nothing is printed then, and the exit code is 3.
+    The pool's ConfigMap and headless Service come first, then every document of the manifest; what a workload's pods
+    need of memory is said on stderr. A workload that can't join is named there with the reason; nothing is printed
+    then, and the exit code is 3.
     """
     try:
         pool = injection.load_pool(_read(pool_file))
@@ -50,6 +51,8 @@ def inject(filename: str, pool_file: str, image: str) -> None:
         for name, reason in outcome.skipped:
             click.echo(f"{name}: {explain(reason)}", err=True)
         raise click.exceptions.Exit(EXIT_SKIPPED)
+    for cost in outcome.costs:
+        click.echo(cost, err=True)
     click.echo(outcome.text, nl=False)
 
 

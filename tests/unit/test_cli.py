@@ -13,6 +13,10 @@ from kvpool_cli.main import main
 
 GOLDEN = Path(__file__).parent / "golden"
 POOL, MANIFEST = GOLDEN / "pool.yaml", GOLDEN / "deployment.yaml"
+COSTS = (
+    "Deployment chat: host pool 2Gi in container engine (request 16Gi → 18Gi, limit 20Gi → 22Gi); agent 6680Mi, of it "
+    "arena 6Gi and 536Mi for itself; each pod asks for up to 8728Mi more\n"
+)
 
 
 def run(*arguments: str | Path, stdin: str | None = None) -> Result:
@@ -38,8 +42,27 @@ def injected_names(result: Result) -> dict[str, bool]:
 
 def test_the_manifest_comes_out_joined() -> None:
     result = run("inject", "-f", MANIFEST, "--pool", POOL)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, COSTS)
     assert result.stdout == (GOLDEN / "joined.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("resources", "host_pool", "said"),
+    [
+        ({}, {}, "container c, which has neither request nor limit of memory"),
+        ({"limits": {"memory": "6Gi"}}, {}, "container c (request none → 7Gi, limit 6Gi → 7Gi); "),
+        ({"limits": {"memory": "6Gi"}}, {"adjustResources": False}, "container c (memory as it was); "),
+    ],
+)
+def test_what_joining_costs_is_said(tmp_path: Path, resources: Any, host_pool: Any, said: str) -> None:
+    pool = yaml.safe_load(POOL.read_text())
+    pool["spec"]["engine"] = {"hostPool": {"size": "1Gi"} | host_pool}
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
+    given = workload("x")
+    given["spec"]["template"]["spec"]["containers"][0]["resources"] = resources
+    result = run("inject", "-f", "-", "--pool", tmp_path / "pool.yaml", stdin=yaml.safe_dump(given))
+    assert result.exit_code == 0, result.output
+    assert said in result.stderr
 
 
 def test_stdin_and_another_image() -> None:
@@ -50,7 +73,7 @@ def test_stdin_and_another_image() -> None:
 
 def test_what_comes_out_comes_out_again() -> None:
     result = run("inject", "-f", GOLDEN / "joined.yaml", "--pool", POOL)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, COSTS)
     assert list(yaml.safe_load_all(result.stdout)) == list(yaml.safe_load_all((GOLDEN / "joined.yaml").read_text()))
 
 
