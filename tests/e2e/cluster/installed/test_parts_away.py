@@ -8,7 +8,7 @@ from kubernetes import client
 from standin_engine import prompt
 
 from cluster import provider
-from cluster.chart import CONTROLLER, WEBHOOK, Chart
+from cluster.chart import CONTROLLER, NAMESPACE, RELEASE, WEBHOOK, Chart
 from cluster.engines import kvpool
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask, deployment
@@ -64,6 +64,8 @@ def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they
             f"A labelled pod in namespace {standins.namespace} is not looked at: the webhook does not answer the API "
             f"server in time, or the chart leaves the namespace out.",
         ]
+        tested = chart.helm("test", RELEASE, "-n", NAMESPACE, "--logs", check=False)
+        assert tested.returncode != 0 and "The webhook was not asked about this pod" in tested.stdout
         why, *_ = problems(standins, 4, "--pod", bare.pod.name)
         assert why == f"{bare.pod.name} was never looked at."
         assert "ok       Made anew it would join pool chat" in check(standins, 4, "--pod", bare.pod.name)
@@ -77,6 +79,7 @@ def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they
     assert standins.containers() == {first.pod.name: JOINED, again.pod.name: JOINED}
     assert (again.status().state, again.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
     standins.wait_status(phase="Ready", ready="2/2")
+    assert "answers." in chart.helm("test", RELEASE, "-n", NAMESPACE, "--logs").stdout
     assert problems(standins, 0) == problems(standins, 0, "--pod", again.pod.name) == []
 
 
