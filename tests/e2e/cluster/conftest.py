@@ -1,5 +1,5 @@
-"""A control plane without nodes for the session; what is installed has a cluster of its own, in `installed`. Two
-workers (`-n 2 --dist loadgroup`) run the two side by side.
+"""A control plane without nodes for the session. What is installed has a cluster of its own, in `installed`, so that
+the two folders may run side by side, as hack/suites.py does.
 
 Without a cluster the suite is skipped with one line. With CI=true that skip is a failure: a suite that never runs
 proves nothing.
@@ -7,7 +7,6 @@ proves nothing.
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +14,6 @@ from cluster import provider
 from cluster.controllers import Controller
 from cluster.kube import Kube
 from cluster.pools import NAMESPACE, Pools
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each cluster is one worker's."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("nodes" if item.path.parent.name == "installed" else "control"))
 
 
 @pytest.fixture(scope="session")
