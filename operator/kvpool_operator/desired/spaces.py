@@ -116,7 +116,7 @@ NOTHING_TO_CHOOSE = "there are no cacheNamespaces to choose; add some, or set re
 GATEWAY = "it goes with requestNamespace Signed; name the Secret of the gateway's key there, and nowhere else"
 _NAMES = "self.cacheNamespaces.filter(m, m.name == n.name || m.tenant == n.name"
 _TENANTS = " || (n.tenant != '' && (m.name == n.tenant || m.tenant == n.tenant)))"
-RULES = [
+_RULES = [
     (
         "self.cacheNamespaces.size() == 0 || (!has(self.cacheNamespaces[0].podSelector) && "
         "self.cacheNamespaces[0].quota.memoryPercent == 0)",
@@ -140,6 +140,9 @@ RULES = [
         f"gatewayKeySecretRef: {GATEWAY}",
     ),
 ]
+# A definition whose default of the spec, {}, breaks a rule is refused, and rules look at it as it stands.
+_THERE = "!has(self.cacheNamespaces) || !has(self.requestNamespace) || !has(self.gatewayKeySecretRef)"
+RULES = [(f"{_THERE} || ({rule})", message) for rule, message in _RULES]
 
 
 # -- what follows from them --------------------------------------------------------------------------
