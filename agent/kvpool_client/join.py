@@ -56,7 +56,8 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
 
     def bare(reason: str, detail: str) -> Any:
         log.warning("kvpool: %s: %s; the engine serves without the pool", reason, detail)
-        session.report_bare(chosen.socket, reason, detail)
+        if not is_front_end(arguments):
+            session.report_bare(chosen.socket, reason, detail)
         arguments.kv_transfer_config = None
         return create()
 
@@ -64,7 +65,8 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
         arguments.kv_transfer_config = None  # built a second time from the same arguments: it is not the user's
     if arguments.kv_transfer_config is not None:
         log.warning("kvpool: the user has a KV connector; left as it is")
-        session.report_bare(chosen.socket, "foreign_connector", "kv_transfer_config is set")
+        if not is_front_end(arguments):
+            session.report_bare(chosen.socket, "foreign_connector", "kv_transfer_config is set")
         return create()
     try:
         obstacle = find_obstacle(chosen)
@@ -83,6 +85,8 @@ def configure(chosen: settings.Settings, arguments: Any, create: Callable[[], An
         config = create()
     except Exception:  # noqa: BLE001 - tried again without our part, so a fault of the user's own shows as ever
         return bare("config_refused", traceback.format_exc(limit=-1))
+    if is_front_end(arguments):
+        return config
     try:
         obstacle = configuration.complete(chosen, config)
     except Exception:  # noqa: BLE001
@@ -100,6 +104,13 @@ def mark_requests(chosen: settings.Settings, connector: Any) -> None:
         log.error("kvpool: this engine's requests can't be told apart; it serves one cache namespace", exc_info=True)
     else:
         connector.kv_connector_extra_config[requests.MARK_FIELD] = requests.mark_of_this_start()
+
+
+def is_front_end(arguments: Any) -> bool:
+    """Whether this process is one of several API servers of an engine. What stands against joining was found and told
+    by the process that has started the engine's core, whose host pool takes its room by now."""
+    servers, number = getattr(arguments, "_api_process_count", 1), getattr(arguments, "_api_process_rank", 0)
+    return bool(servers > 1 and number >= 0)
 
 
 def find_obstacle(chosen: settings.Settings) -> tuple[str, str] | None:

@@ -66,8 +66,8 @@ _TABLE = (
     ),
     Reason(
         "data_parallel_unsupported",
-        "The engine has several data-parallel ranks, each with a host pool of its own.",
-        "Nothing to do: such engines run bare until a later version; replicas of one rank each share.",
+        "The process that starts the engine starts only some of its data-parallel ranks, or lets Ray do it.",
+        "Nothing to do: such engines run bare until a later version; those with all ranks in one pod share.",
     ),
     Reason(
         "draft_unsupported",

@@ -46,7 +46,12 @@ def engine(**changes: Any) -> Any:
             get_head_size=lambda: 8,
         ),
         parallel=types.SimpleNamespace(
-            nnodes=1, distributed_executor_backend="mp", data_parallel_size=1, tensor_parallel_size=1
+            nnodes=1,
+            distributed_executor_backend="mp",
+            data_parallel_size=1,
+            tensor_parallel_size=1,
+            data_parallel_size_local=1,
+            data_parallel_backend="mp",
         ),
         cache=types.SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256", block_size=32),
         lora_config=None,
@@ -62,6 +67,10 @@ def engine(**changes: Any) -> Any:
     for part in ("model", "parallel", "cache"):
         setattr(made, f"{part}_config", getattr(made, part))
     return made
+
+
+THREE_RANKS = 3 * 8 * 2 * 2 * 2 * 8 * 2 * 256  # bytes of three host pools of 8 blocks of the model above
+RANKS = {"parallel__data_parallel_size": 2, "parallel__data_parallel_size_local": 2}
 
 
 @pytest.mark.parametrize(
@@ -81,9 +90,23 @@ def engine(**changes: Any) -> Any:
         ({"parallel__nnodes": 2}, "multi_host"),
         ({"parallel__distributed_executor_backend": "ray"}, "multi_host"),
         ({"parallel__data_parallel_size": 2}, "data_parallel_unsupported"),
+        (RANKS, None),
+        ({**RANKS, "parallel__data_parallel_backend": "ray"}, "data_parallel_unsupported"),
+        ({**RANKS, "parallel__data_parallel_size": 4, "parallel__data_parallel_size_local": 4}, "host_pool_too_small"),
     ],
     ids=str,
 )
 def test_what_keeps_an_engine_from_joining(change: dict[str, Any], reason: str | None) -> None:
-    obstacle = configuration._unsupported(Settings("/run/s", 1 << 22), engine(**change))
+    obstacle = configuration._unsupported(Settings("/run/s", THREE_RANKS), engine(**change))
     assert (obstacle[0] if obstacle else None) == reason
+
+
+def test_the_ranks_of_an_engine_share_the_bytes_of_the_host_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "identity_of_weights", lambda _: "weights")
+    monkeypatch.setattr(configuration, "format_fields", lambda *_: {})
+    for change, size in (({}, THREE_RANKS), (RANKS, THREE_RANKS // 2)):
+        config = engine(**change, kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}))
+        assert configuration.complete(Settings("/run/s", THREE_RANKS), config) is None
+        assert config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] == size

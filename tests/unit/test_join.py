@@ -106,6 +106,25 @@ def test_a_configuration_built_twice_from_the_same_arguments_is_joined_twice(
     assert (engine.calls, reports) == ([OURS, OURS], [])
 
 
+def test_of_several_api_servers_the_one_that_starts_the_core_decides_and_tells(
+    adapter: Adapter, reports: Reports
+) -> None:
+    adapter.obstacle = ("no_shm_room", "the host pool of the core has taken it")
+    engine = Engine()
+    engine.arguments._api_process_count, engine.arguments._api_process_rank = 2, 1
+    assert engine.configure().connector is OURS
+    adapter.connector_raises = ValueError("broken")
+    assert engine.configure().connector is None
+    own = Engine(object())
+    own.arguments._api_process_count, own.arguments._api_process_rank = 2, 0
+    assert own.configure().connector is own.calls[0]
+    assert reports == []
+    adapter.connector_raises = None
+    engine.arguments._api_process_rank = -1  # it starts the core
+    assert engine.configure().connector is None
+    assert reports.reasons == ["no_shm_room"]
+
+
 def test_an_untested_engine_starts_bare_unless_it_is_allowed(adapter: Adapter, reports: Reports) -> None:
     adapter.version = "0.99.0"
     engine = Engine()

@@ -58,6 +58,7 @@ def complete(chosen: Settings, config: Any) -> tuple[str, str] | None:
     if not weights:
         return "weights_unidentified", f"{config.model_config.model!r} is no folder and no snapshot of a registry"
     extra = config.kv_transfer_config.kv_connector_extra_config
+    extra["cpu_bytes_to_use"] = _bytes_of_a_rank(chosen, config)
     extra[FORMAT_FIELD] = format_fields(config, weights)
     return None
 
@@ -75,17 +76,24 @@ def _unsupported(chosen: Settings, config: Any) -> tuple[str, str] | None:
     speculative = config.speculative_config
     if speculative is not None and speculative.method not in DRAFTS_WITHOUT_KV:
         return "draft_unsupported", f"speculative method {speculative.method}"
-    if parallel.data_parallel_size > 1:
-        return "data_parallel_unsupported", f"data_parallel_size is {parallel.data_parallel_size}"
+    ranks, here = parallel.data_parallel_size, parallel.data_parallel_size_local
+    if ranks > 1 and (here != ranks or parallel.data_parallel_backend == "ray"):
+        return "data_parallel_unsupported", f"{here} of {ranks} data-parallel ranks are started by this process"
     shm = os.statvfs("/dev/shm")
     free = shm.f_bavail * shm.f_frsize
     if free < chosen.host_pool_bytes:
         return "no_shm_room", f"a host pool of {chosen.host_pool_bytes} bytes wanted, {free} free in /dev/shm"
     block_tokens = max(chosen.block_tokens, cache.block_size or LARGEST_ENGINE_BLOCK)
     needed = LEAST_BLOCKS * block_bytes(config, block_tokens)
-    if chosen.host_pool_bytes < needed:
-        return "host_pool_too_small", f"{LEAST_BLOCKS} blocks take {needed} bytes, it has {chosen.host_pool_bytes}"
+    size = _bytes_of_a_rank(chosen, config)
+    if size < needed:
+        return "host_pool_too_small", f"{LEAST_BLOCKS} blocks take {needed} bytes, it has {size}"
     return None
+
+
+def _bytes_of_a_rank(chosen: Settings, config: Any) -> int:
+    """Each data-parallel rank has a host pool of its own; together they are what the pod's memory was given for."""
+    return chosen.host_pool_bytes // max(1, config.parallel_config.data_parallel_size)
 
 
 def block_bytes(config: Any, block_tokens: int) -> int:

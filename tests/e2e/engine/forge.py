@@ -33,6 +33,7 @@ vllm.utils.system_utils.get_mp_context = lambda: multiprocessing.get_context("fo
 shm_broadcast.SpinCondition.__init__.__defaults__ = (0.02,)
 
 import offline_engine  # noqa: E402
+import prometheus_client.values  # noqa: E402
 import vllm.entrypoints.launchers.api_server.entry  # noqa: E402
 import vllm.entrypoints.openai.api_server  # noqa: E402
 import vllm.model_executor.layers.quantization.online.base  # noqa: E402
@@ -41,7 +42,12 @@ import vllm.model_executor.models.llama  # noqa: E402
 import vllm.v1.engine.core  # noqa: E402
 import vllm.v1.engine.llm_engine  # noqa: E402
 import vllm.v1.executor.multiproc_executor  # noqa: E402
+import vllm.v1.metrics.prometheus  # noqa: E402
+import vllm.v1.utils  # noqa: E402
 import vllm.v1.worker.cpu_worker  # noqa: E402 - what every start would import anew
+from vllm.entrypoints.cli.serve import ServeSubcommand  # noqa: E402
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: E402
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
 
 def tell(stream: TextIO, answer: object) -> None:
@@ -83,7 +89,21 @@ def server(made: dict[str, Any]) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     sys.argv[1:] = made["server"]
-    vllm.entrypoints.launchers.api_server.entry.main()
+    if "--api-server-count" in sys.argv:
+        several_servers()
+    else:
+        vllm.entrypoints.launchers.api_server.entry.main()
+
+
+def several_servers() -> None:
+    """As the command `vllm serve` does, whose entry point asks for a package of another name than the CPU build's."""
+    context = multiprocessing.get_context("fork")
+    vllm.v1.utils.multiprocessing.get_context = lambda _method: context  # of its API servers, which it would spawn
+    vllm.v1.metrics.prometheus.setup_multiprocess_prometheus()
+    prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # it was chosen at the import
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    validate_parsed_serve_args(arguments)
+    ServeSubcommand.cmd(arguments)
 
 
 def main() -> None:
