@@ -77,8 +77,9 @@ def test_a_field_without_description_or_bound_is_refused() -> None:
             pool_schema._object(shape, "spec")
 
 
-def test_every_guarantee_names_a_test_that_exists() -> None:
-    page = (REPOSITORY / "docs" / "guarantees.md").read_text()
+@pytest.mark.parametrize("name", ["guarantees", "security"])
+def test_every_promise_names_a_test_that_exists(name: str) -> None:
+    page = (REPOSITORY / "docs" / f"{name}.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
     assert len(named) >= 10
     rows = [line for part in page.split("\n\n") if "|---|" in part for line in part.splitlines()]
