@@ -93,7 +93,9 @@ class Agent:
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
-        self._slabs = Slabs(memory, writable_at, self._keyring)
+        self._slabs = Slabs(
+            memory, writable_at, self._keyring, eviction=config.eviction, owned_percent=config.ownedPercent
+        )
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._certification = Certification(config, place.member, place.identity, self._account)
         transport = self._certification.transport

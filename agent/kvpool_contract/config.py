@@ -19,6 +19,9 @@ from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, REQUEST_MODES, is_name
 VERSION = 1
 MIB = 2**20
 DIGEST_DIGITS = 12
+GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
+DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
+DEFAULT_OWNED_PERCENT = 70
 LIVE_FIELDS = ("prewarm", "readiness", "loading", "paused", "generation")
 
 
@@ -102,8 +105,10 @@ class CacheNamespace:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """Everything that an agent is told. `arenaBytes` is a hard limit. `paused`: nothing is loaded nor stored, and the
-    agent is ready at once. `generation`: of the object that the document was made from, for whoever wrote it.
+    """Everything that an agent is told. `arenaBytes` is a hard limit. `eviction`: GDSF, LRU or S3FIFO, and
+    `ownedPercent`: the part of the arena that copies of other members' blocks can't take from own ones. `paused`:
+    nothing is loaded nor stored, and the agent is ready at once. `generation`: of the object that the document was made
+    from, for whoever wrote it.
     `cacheNamespaces`: the first is the default one; with none there is one, and it has no key. `requestNamespace`: how
     requests say theirs: Ignore, Signed (by who holds the key in `gatewayKeyFile`), TrustGateway."""
 
@@ -112,6 +117,8 @@ class AgentConfig:
     arenaBytes: int  # noqa: N815
     members: Members
     tls: Tls
+    eviction: Literal["GDSF", "LRU", "S3FIFO"] = DEFAULT_EVICTION
+    ownedPercent: int = DEFAULT_OWNED_PERCENT  # noqa: N815
     engine: Engine = field(default_factory=Engine)
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)
@@ -199,6 +206,7 @@ def _check(config: AgentConfig) -> None:
     if not config.pool:
         raise ConfigError("configuration field pool: it is empty; name the pool")
     at_least("arenaBytes", config.arenaBytes, MIB)
+    at_least("ownedPercent", config.ownedPercent, 0)
     at_least("prewarm.maxBytes", config.prewarm.maxBytes, 0)
     at_least("prewarm.maxBytesPerSecond", config.prewarm.maxBytesPerSecond, 1)
     at_least("prewarm.maxStreams", config.prewarm.maxStreams, 1)
@@ -208,8 +216,10 @@ def _check(config: AgentConfig) -> None:
     at_least("readiness.attachGraceSeconds", config.readiness.attachGraceSeconds, 0)
     at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
     at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
-    if config.readiness.targetPercent > 100:
-        raise ConfigError("configuration field readiness.targetPercent: it is above 100; lower it")
+    percents = {"readiness.targetPercent": config.readiness.targetPercent, "ownedPercent": config.ownedPercent}
+    for path, percent in percents.items():
+        if percent > 100:
+            raise ConfigError(f"configuration field {path}: it is above 100; lower it")
     if not 0 < config.engine.port < 65536:
         raise ConfigError(f"configuration field engine.port: {config.engine.port} is no port; use 1 to 65535")
     _check_tenants(config)

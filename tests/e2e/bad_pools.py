@@ -81,6 +81,13 @@ BAD_POOLS = [
         "engine, tiers, prewarm, readiness, loading, cacheNamespaces, requestNamespace, gatewayKeySecretRef, agent, "
         "paused",
     ),
+    _wrong("tiers.memory.ownedPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),
+    _bad(
+        "tiers.memory.eviction",
+        "FIFO",
+        "'FIFO' is none of GDSF, LRU, S3FIFO; use one of them",
+        'supported values: "GDSF", "LRU", "S3FIFO"',
+    ),
     _unknown("tiers.disk", {"size": "1Gi"}, "memory"),
     _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
     _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
@@ -200,10 +207,10 @@ BAD_POOLS = [
         "should match",
         {"cacheNamespaces": [{"name": "Acme"}]},
     ),
-    _wrong(
+    _bad(
         "requestNamespace",
         "Trust",
-        "invalid enum value 'Trust'",
+        "'Trust' is none of Ignore, Signed, TrustGateway; use one of them",
         'supported values: "Ignore", "Signed", "TrustGateway"',
     ),
     _wrong("prewarm", "none", "expected `object`, got `str`", "must be of type object"),

@@ -57,6 +57,8 @@ CHANGES: dict[str, Any] = {
     "paused": True,
     "generation": 7,
     "arenaBytes": 2 << 30,
+    "eviction": "LRU",
+    "ownedPercent": 50,
     "members": {"file": "/elsewhere"},
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},

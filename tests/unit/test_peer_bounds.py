@@ -61,7 +61,7 @@ class Member:
 
 def kept(slab: Slab, now: float) -> int:
     slab.arena.renew(0, now, 0.0)  # of no lease: those that are over end
-    return sum(bool(block.leases) for block in slab.arena._blocks.values())
+    return slab.arena.leased_blocks
 
 
 @pytest.fixture

@@ -85,6 +85,8 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "version": 1,
                     "pool": "chat",
                     "arenaBytes": 8589934592,
+                    "eviction": "GDSF",
+                    "ownedPercent": 70,
                     "members": {"dns": "chat-kvpool.default.svc:7700"},
                     "tls": {"mode": "Disabled"},
                     "engine": {"port": 8000},
@@ -113,7 +115,7 @@ def test_every_field_reaches_the_configuration() -> None:
                     "blockTokens": 64,
                     "allowUntested": True,
                 },
-                "tiers": {"memory": {"size": "3Gi"}},
+                "tiers": {"memory": {"size": "3Gi", "ownedPercent": 55, "eviction": "S3FIFO"}},
                 "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
                 "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
@@ -141,6 +143,8 @@ def test_every_field_reaches_the_configuration() -> None:
         "version": 1,
         "pool": "chat",
         "arenaBytes": 3221225472,
+        "eviction": "S3FIFO",
+        "ownedPercent": 55,
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
         "tls": {"mode": "Disabled", "signer": "", "cluster": "", "k8sNamespace": ""},
         "engine": {"port": 9},
@@ -238,6 +242,7 @@ def test_the_frame_of_the_document_is_checked(change: dict[str, Any], sentence: 
 
 # live, though no agent is told
 OF_THE_CONTROLLER = ("agent.updateStrategy.type",)
+EVICTIONS = ("GDSF", "LRU", "S3FIFO")
 
 
 def _leaves(part: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -260,6 +265,8 @@ def _another(value: Any) -> Any:
         return value + 1 if value < 95 else value - 1
     if isinstance(value, list):
         return [{"name": "other"}]
+    if isinstance(value, str) and value in EVICTIONS:
+        return next(word for word in EVICTIONS if word != value)
     return {"cpu": "1"} if isinstance(value, dict) else "other"
 
 
@@ -305,4 +312,11 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         assert [pool_field(each) for each in needs_new_pods] == ([path] if wanted != now and not told else []), path
         named |= set(needs_new_pods)
     assert live == set(LIVE_FIELDS) - {"generation"}
-    assert named == {"arenaBytes", "engine.port", "cacheNamespaces", "requestNamespace"}
+    assert named == {
+        "arenaBytes",
+        "engine.port",
+        "cacheNamespaces",
+        "requestNamespace",
+        "eviction",
+        "ownedPercent",
+    }

@@ -201,8 +201,7 @@ class Pool(RuleBasedStateMachine):
             if member is not None:
                 member.check()
                 arena = member.slab.arena
-                until("no lease is left", lambda arena=arena: not arena._leases)
-                assert not any(block.leases for block in arena._blocks.values())
+                until("no lease is left", lambda arena=arena: arena.leased_blocks == 0)
                 slots = arena.reserve(arena.slot_count, time.monotonic())
                 assert len(slots) == arena.slot_count and len(arena) == 0
                 member.kill()

@@ -32,6 +32,7 @@ def finish_request(
     for group, keys in zip(groups, chains, strict=True):
         if group.kind == FULL:
             slab.arena.place(keys)
+        slab.arena.use(keys)
     now = time.monotonic()
     with slab.heat_lock:
         for group, keys in zip(groups, chains, strict=True):

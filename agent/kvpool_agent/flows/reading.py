@@ -14,7 +14,7 @@ from kvpool_agent.account import Account
 from kvpool_agent.peer.bounds import Gate
 from kvpool_agent.peer.connection import PeerBusy
 from kvpool_agent.peer.serve import BUSY_RETRY_SECONDS, read_seconds
-from kvpool_agent.policy.purposes import Purposes, default_purposes
+from kvpool_agent.policy.purposes import DEMAND, Purposes, default_purposes
 from kvpool_agent.store.arena import Held
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
@@ -49,6 +49,8 @@ class Reading:
         with self._gates[purpose].entered(size, streams=bounds.streams, room=bounds.room(arena_bytes)) as found:
             if not found:
                 raise PeerBusy(BUSY_RETRY_SECONDS)
+            if purpose == DEMAND:
+                slab.arena.use(keys)
             handed = _Handed()
             reads = self._windows(slab, keys, window, handed, lambda: self._moved(purpose, slab))
             try:

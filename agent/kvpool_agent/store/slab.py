@@ -18,6 +18,7 @@ from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.headers import encode_fields, slot_bytes_of, slots_that_fit
 from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
+from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
 from kvpool_contract.names import block_key, format_fingerprint
 from kvpool_contract.tenants import slab_id
 
@@ -74,13 +75,22 @@ class OtherFormat(Exception):  # noqa: N818
 class Slabs:
     """The slabs of now. `writable_at`: until then slots may still be read under leases that a predecessor gave."""
 
-    def __init__(self, memory: ArenaMemory, writable_at: float, keyring: Keyring | None = None) -> None:
+    def __init__(
+        self,
+        memory: ArenaMemory,
+        writable_at: float,
+        keyring: Keyring | None = None,
+        *,
+        eviction: str = DEFAULT_EVICTION,
+        owned_percent: int = DEFAULT_OWNED_PERCENT,
+    ) -> None:
         self._memory = memory
         self._keyring = keyring or Keyring()
         self._lock = threading.Lock()
         self._slabs: tuple[Slab, ...] = ()
         self._tables: list[HeaderTable] = []
         self._writable_at = writable_at
+        self._eviction, self._owned_percent = eviction, owned_percent
 
     @property
     def all(self) -> tuple[Slab, ...]:
@@ -177,7 +187,14 @@ class Slabs:
                 name = format_fingerprint(written) if space.keyed else fingerprint
                 table = HeaderTable.made(part.view, name, written, slot_bytes)
             unjudged = list(table.not_free()) if found else ()
-            arena = Arena(table.header.slot_count, table, writable_at=self._writable_at, unjudged=unjudged)
+            arena = Arena(
+                table.header.slot_count,
+                table,
+                writable_at=self._writable_at,
+                unjudged=unjudged,
+                eviction=self._eviction,
+                owned_percent=self._owned_percent,
+            )
             first = (part.address - self._memory.address) // slot_bytes
             slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first)
             self._keyring.register(slab.id, space)

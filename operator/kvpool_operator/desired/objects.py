@@ -30,7 +30,12 @@ from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, KEYS_DIR, agent_spa
 
 PEER_PORT_NAME = "kvpool-peer"
 # Fields of the agents' configuration that the pool's spec calls otherwise.
-_POOL_FIELDS = {"arenaBytes": "tiers.memory.size", "gatewayKeyFile": "gatewayKeySecretRef"}
+_POOL_FIELDS = {
+    "arenaBytes": "tiers.memory.size",
+    "gatewayKeyFile": "gatewayKeySecretRef",
+    "eviction": "tiers.memory.eviction",
+    "ownedPercent": "tiers.memory.ownedPercent",
+}
 
 
 def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
@@ -40,6 +45,8 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         version=CONFIG_VERSION,
         pool=name,
         arenaBytes=int(spec.tiers.memory.size),
+        eviction=spec.tiers.memory.eviction,
+        ownedPercent=spec.tiers.memory.owned_percent,
         members=Members(dns=f"{pool_object_name(name)}.{namespace}.svc:{PEER_PORT}"),
         tls=Tls(mode="Disabled"),
         engine=Engine(port=spec.engine.port),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
 from kvpool_contract.names import API_GROUP, pool_object_name
 from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes, PoolError, field
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
@@ -85,6 +86,22 @@ class MemoryTier(_Part, frozen=True):
             least=MIB,
         ),
     ] = Bytes(8 * GIB)
+    owned_percent: Annotated[
+        int,
+        field(
+            "Percent of the arena that blocks computed beside the agent keep from copies of other members' blocks; the "
+            "rest is kept for copies. Either uses what the other leaves free.",
+            ge=0,
+            le=100,
+        ),
+    ] = DEFAULT_OWNED_PERCENT
+    eviction: Annotated[
+        Literal["GDSF", "LRU", "S3FIFO"],
+        field(
+            "Which block makes room. GDSF: the one in the fewest requests, four counting as many, lately; LRU: the one "
+            "not used for longest; S3FIFO: newcomers that no second request contains leave soon.",
+        ),
+    ] = DEFAULT_EVICTION
 
 
 class Tiers(_Part, frozen=True):
@@ -303,19 +320,33 @@ def _explain(sentence: str, path: str) -> str:
         return f"pool field {field}: this version does not know it; {where} has {known}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", sentence):
         return f"pool field {path + '.' if path else ''}{missing[1]}: it is missing; add it"
+    if invalid := re.fullmatch(r"Invalid enum value (.*)", sentence):
+        return f"pool field {where}: {invalid[1]} is none of {', '.join(_words(path))}; use one of them"
     if "; " in sentence:  # a quantity's own sentence says the fix already
         return f"pool field {where}: {sentence}"
     return f"pool field {where}: {sentence[0].lower()}{sentence[1:]}; correct the value"
 
 
+def _words(path: str) -> tuple[str, ...]:
+    """What a field of words may say."""
+    parent, _, name = path.rpartition(".")
+    kind = next(f.type for f in msgspec.structs.fields(_shape(parent)) if f.encode_name == name)
+    return get_args(get_args(kind)[0])
+
+
 def _known_fields(path: str) -> list[str]:
+    return [f.encode_name for f in msgspec.structs.fields(_shape(path))]
+
+
+def _shape(path: str) -> Any:
+    """The struct at a path."""
     shape: Any = KVCachePool
     for step in filter(None, path.split(".")):
         name, listed, _ = step.partition("[")
         shape = next(f.type for f in msgspec.structs.fields(shape) if f.encode_name == name)
         if listed:  # an annotated list of structs
             (shape,) = get_args(get_args(shape)[0])
-    return [f.encode_name for f in msgspec.structs.fields(shape)]
+    return shape
 
 
 def _check(pool: KVCachePool) -> None:

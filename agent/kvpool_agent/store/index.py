@@ -1,0 +1,133 @@
+"""Which block lies in which slot, and how blocks hang together: parents, children, orphans, places in their chains.
+
+A block's place in its chain, and so its directory group, follows from its parent's: a step for each block, and none of
+the frames that bring blocks has to tell it. A block that came without its parent gets its place from the next whole
+chain that contains it (`place`), at the latest when the request that brought it ends. Used under the arena's lock.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvpool_agent.policy.groups import begins_group
+from kvpool_agent.store.feed import Change, Feed
+from kvpool_agent.store.heads import Heads, name_of
+from kvpool_agent.store.orphans import Orphans
+
+NO_PARENT = b""
+UNKNOWN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    key: bytes
+    slot: int
+    parent: bytes
+    tag: bytes
+    foreign: bool
+    leases: int = 0
+    dropped: bool = False
+    position: int = UNKNOWN  # in its chain
+    head: bytes = b""  # the first block of its directory group; empty while the position is not known
+
+
+class Index:
+    """The blocks by key. Each call costs the same however many there are, but those that say otherwise."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, Block] = {}
+        self.orphans = Orphans()
+        self.feed = Feed()
+        self.heads = Heads()  # of the blocks without a parent: chains begin there, and windows' blocks lie alone
+        self.foreign = 0
+        self.adjoining = 0
+        self._children: dict[bytes, set[bytes]] = {}
+
+    def has_children(self, key: bytes) -> bool:
+        return key in self._children
+
+    def add(self, block: Block) -> None:
+        """A block that was not here. Costs a step for each descendant that waited for its place."""
+        key = block.key
+        self.blocks[key] = block
+        self.foreign += block.foreign
+        if block.parent == NO_PARENT:
+            self.heads.put(name_of(key))
+            self._put(block, 0, key)
+        else:
+            self._children.setdefault(block.parent, set()).add(key)
+            parent = self.blocks.get(block.parent)
+            if parent is None:
+                self.orphans.add(key, proved=False)
+            else:
+                self._put_below(parent, block)
+        for child in self._children.get(key, ()):
+            self.orphans.discard(child)
+        self.adjoining += self._adjoining(block)
+        self._place_below(key)
+
+    def remove(self, block: Block, *, reachable: bool = True) -> Block | None:
+        """Forgets a block; reachable: whether a request could reach it, and so what hangs below it, while it was here.
+        Returns its parent when nothing hangs on that any more. Costs a step for each child."""
+        key = block.key
+        self.adjoining -= self._adjoining(block)
+        del self.blocks[key]
+        self.foreign -= block.foreign
+        if block.head:
+            self.feed.add(Change(key, block.head, held=False))
+        self.orphans.discard(key)
+        for child in self._children.get(key, ()):
+            if child in self.blocks:  # what says that it is its own parent is not
+                self.orphans.add(child, proved=not reachable)
+        if block.parent == NO_PARENT:
+            self.heads.take(name_of(key))
+            return None
+        siblings = self._children[block.parent]
+        siblings.discard(key)
+        if siblings:
+            return None
+        del self._children[block.parent]
+        return self.blocks.get(block.parent)
+
+    def place(self, chain: Iterable[bytes]) -> None:
+        """A request's whole chain in order: says where the blocks of it that are here belong."""
+        head = b""
+        for position, key in enumerate(chain):
+            if begins_group(position):
+                head = key
+            block = self.blocks.get(key)
+            if block is not None and block.head != head:
+                self._put(block, position, head)
+                self._place_below(key)
+
+    def _adjoining(self, block: Block) -> int:
+        """How many pairs of parent and child, the child in the next slot, the block is part of."""
+        parent = self.blocks.get(block.parent)
+        pairs = int(parent is not None and parent.slot + 1 == block.slot)
+        for child in self._children.get(block.key, ()):
+            below = self.blocks.get(child)
+            if below is not None and below.slot == block.slot + 1:
+                return pairs + 1
+        return pairs
+
+    def _place_below(self, key: bytes) -> None:
+        """Gives the descendants of a block that have no place yet theirs; each block gets one once."""
+        waiting = [key]
+        while waiting:
+            parent = waiting.pop()
+            for child in self._children.get(parent, ()):
+                if self._put_below(self.blocks[parent], self.blocks[child]):
+                    waiting.append(child)
+
+    def _put_below(self, parent: Block, block: Block) -> bool:
+        """Gives a block its place behind its parent, where that has one and the block none."""
+        if parent.position == UNKNOWN or block.position != UNKNOWN:
+            return False
+        position = parent.position + 1
+        self._put(block, position, block.key if begins_group(position) else parent.head)
+        return True
+
+    def _put(self, block: Block, position: int, head: bytes) -> None:
+        if block.head:
+            self.feed.add(Change(block.key, block.head, held=False))
+        block.position, block.head = position, head
+        self.feed.add(Change(block.key, head, held=True))
