@@ -8,8 +8,8 @@ a salt of a client's own that looks like a folded one is folded, too.
 A request without a claim is of the default cache namespace, and its salt stays as it is. One whose claim does not hold,
 or that nobody could judge in time, is apart: its salt is made of the claim itself, which nobody else can guess.
 
-A front end may run on an event loop, so a question waits for 50 ms at most, and after one that was not answered
-nobody is asked for a second.
+A front end may run on an event loop, so a question waits for 50 ms at most, twice where the first try was on an old
+connection, and after one that was not answered nobody is asked for a second.
 """
 
 import hashlib
@@ -98,6 +98,15 @@ class Front:
     def _asked(self, claim: str) -> Verdict | None:
         if time.monotonic() < self._not_before:
             return None
+        kept = self._channel is not None
+        verdict = self._exchange(claim)
+        if verdict is None and kept:  # the agent may have been started anew since
+            verdict = self._exchange(claim)
+        if verdict is None:
+            self._not_before = time.monotonic() + PAUSE_SECONDS
+        return verdict
+
+    def _exchange(self, claim: str) -> Verdict | None:
         try:
             channel = self._channel or self._connected()
             self._call += 1
@@ -108,7 +117,6 @@ class Front:
             return NOBODYS if answer.header.get("apart") else Verdict(str(answer.header["name"]))
         except (OSError, wire.WireError, KeyError, TypeError, ValueError) as error:
             log.debug("kvpool: nobody says what a request is: %s", error)
-            self._not_before = time.monotonic() + PAUSE_SECONDS
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None

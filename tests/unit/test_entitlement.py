@@ -1,6 +1,8 @@
 """Cache namespaces between members: who has not proved to hold a key learns nothing, and looks like a miss."""
 
 import base64
+import hmac
+import json
 import random
 import socket
 import threading
@@ -8,17 +10,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_member import FIELDS, FORMAT, POOL, WAIT, LocalMember, bytes_of, chain, until
 from tenant_keys import ACME, ACME_ID, NEXT, PUBLIC, PUBLIC_ID, acme, keyring
 
+from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer import entitlement, frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS, Entitlement
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
+from kvpool_contract.tenants import key_for
 
 KEYS = chain("acme", 6)
 
@@ -254,6 +259,19 @@ def test_every_part_has_its_own_memory_and_its_own_quota(tmp_path: Path) -> None
     assert len(public.arena.reserve(10_000, time.monotonic())) == public.arena.slot_count
     assert bytes(public.view(0)) == bytes(public.slot_bytes)
     made.kill()
+
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "tenants.json").read_text())["proofs"]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["role"])
+def test_proofs_are_as_other_builds_make_them(vector: dict[str, Any]) -> None:
+    ring = Keyring()
+    ring.pool = vector["pool"]
+    nonces = [bytes.fromhex(nonce) for nonce in vector["nonces"]]
+    text = Entitlement(ring, ("", ""))._text(tuple(vector["asker"]), tuple(vector["answerer"]), *nonces)
+    key = key_for(bytes.fromhex(vector["key"]), "entitlement")
+    assert hmac.digest(key, vector["role"].encode() + text, "sha256").hex() == vector["proof"]
 
 
 def test_a_masked_key_is_another_one_and_an_entitled_one_itself() -> None:

@@ -120,6 +120,15 @@ def _gone() -> Any:
     raise ConnectionRefusedError
 
 
+@pytest.mark.parametrize("agent", ["TrustGateway"], indirect=True)
+def test_an_agent_that_was_started_anew_is_asked_at_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "KNOWN_SECONDS", 0.0)
+    assert agent.front.judge("acme-inc") == Verdict("acme")
+    assert agent.front._channel is not None
+    agent.front._channel.shut()  # as after its worker's end
+    assert agent.front.judge("acme-inc") == Verdict("acme")
+
+
 def test_an_agent_that_says_nothing_is_waited_for_shortly_and_once_a_second(tmp_path: Path) -> None:
     path = str(tmp_path / "silent.sock")
     with socket.socket(socket.AF_UNIX) as silent:
