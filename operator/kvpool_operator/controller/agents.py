@@ -20,6 +20,7 @@ from kvpool_operator.desired.status import Member
 TIMEOUT_SECONDS = 3.0  # for one
 ASK_SECONDS = 8.0  # for all of a pool
 PARALLEL, PARALLEL_OF_POOL = 256, 32
+PARALLEL_SILENT = 128  # of those that gave no answer the last time: they keep no place of the others
 MAX_ANSWER = 4 * 2**20
 FORGIVEN = 1
 
@@ -31,7 +32,8 @@ class Agents:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=PARALLEL), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         )
-        self._places = asyncio.Semaphore(PARALLEL)
+        self._places, self._places_of_silent = asyncio.Semaphore(PARALLEL), asyncio.Semaphore(PARALLEL_SILENT)
+        self._silent: set[str] = set()  # pods
         self._last: dict[str, tuple[AgentStatus, int]] = {}  # by pod: the last answer, and misses since
 
     async def ask(self, pods: Sequence[Pod]) -> list[Member]:
@@ -46,6 +48,7 @@ class Agents:
     def forget_all_but(self, uids: set[str]) -> None:
         """Drops what is known of pods that are no more."""
         self._last = {uid: last for uid, last in self._last.items() if uid in uids}
+        self._silent &= uids
 
     async def close(self) -> None:
         await self._session.close()
@@ -54,7 +57,7 @@ class Agents:
         status, error = None, "no address"
         if pod.injected and pod.address:
             try:
-                async with asyncio.timeout_at(until), places, self._places:
+                async with asyncio.timeout_at(until), places, self._place_of(pod):
                     status, error = await self._get(pod), ""
                 self._last[pod.uid] = (status, 0)
             except TimeoutError:
@@ -63,11 +66,15 @@ class Agents:
                 error = "no connection"
             except (aiohttp.ClientError, StatusError) as problem:
                 error = str(problem)
+            (self._silent.add if status is None else self._silent.discard)(pod.uid)
             last, misses = self._last.get(pod.uid, (None, 0))
             if status is None and last is not None and misses < FORGIVEN:
                 self._last[pod.uid] = (last, misses + 1)
                 status, error = last, ""
         return Member(pod.name, pod.uid, pod.injected, pod.expected, status, error, pod.skipped, pod.stuck)
+
+    def _place_of(self, pod: Pod) -> asyncio.Semaphore:
+        return self._places_of_silent if pod.uid in self._silent else self._places
 
     async def _get(self, pod: Pod) -> AgentStatus:
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
