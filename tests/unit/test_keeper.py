@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from authority import DAY, Authority, member_uri, write_identity
 from cryptography import x509
@@ -263,6 +264,34 @@ def test_authorities_of_the_pools_configuration_hold_and_a_leaf_of_none_of_them_
     member.look(31.0)
     told = member.look(31.0)
     assert (told.bundle, told.authority, told.renewals) == (bundle_digest(new.certificate),) * 2 + (1,)
+
+
+def test_authorities_that_cannot_be_used_are_named_once_and_the_last_ones_stay(
+    tmp_path: Path, authority: Authority, signing: Signing, kept: int
+) -> None:
+    member = Member(tmp_path, signing, kept)
+    peers = tmp_path / "peers-ca.crt"
+    peers.write_bytes(authority.certificate)
+    before = member.look()
+    peers.write_bytes(b"spoilt")
+    for _ in range(3):
+        told = member.look(1.0)
+    assert (told.state, told.reason, told.bundle) == ("ok", "certificate_files", before.bundle)
+    assert told.detail == f"{peers}: authorities: there is no PEM certificate in the text"
+    assert told.failures == {"certificate_files": 1}
+    peers.write_bytes(authority.certificate)
+    assert member.look(1.0) == msgspec.structs.replace(before, failures={"certificate_files": 1})
+    peers.unlink()
+    assert member.look(1.0).bundle == before.bundle
+    peers.write_bytes(authority.certificate + Authority("more").certificate)
+    told = member.look(1.0)
+    assert (told.reason, told.bundle == before.bundle) == ("", False)
+    # nor do they keep a newcomer from its certificate: the signer tells authorities, too
+    peers.write_bytes(b"spoilt again")
+    os.ftruncate(kept, 0)
+    newcomer = Member(tmp_path, signing, kept)
+    assert (newcomer.look().state, newcomer.look().state) == ("no_certificate", "ok")
+    assert newcomer.look().failures == {"certificate_files": 1}
 
 
 @pytest.mark.parametrize(

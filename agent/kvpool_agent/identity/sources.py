@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cryptography import x509
+
 from kvpool_agent.identity.credentials import Credentials, new_request, read_credentials, wall_clock
 from kvpool_agent.identity.signer import SigningError, sign
 from kvpool_agent.policy.validity import pause_after, renew_at
@@ -26,6 +28,7 @@ from kvpool_contract.identity import (
     TOKEN_FILE,
     IdentityError,
     SignAnswer,
+    certificates_in,
 )
 
 SIGN_SECONDS = 10.0
@@ -99,7 +102,7 @@ class Managed:
         """kept: descriptor of the supervisor's memory."""
         self._place, self._kept, self._ask, self._clock = place, kept, ask, clock
         self._chance = random.random()
-        self._bundle = b""  # as the signer has told it, where none is mounted
+        self._spoilt = b""  # what was mounted and can't be used
         self._failures = 0
         self._next = 0.0
         self._restored = False
@@ -109,10 +112,12 @@ class Managed:
             self._restored = True
             if (last := self._last()) is not None:
                 return last
-        if current is not None:
-            authorities = self._authorities()
-            if authorities and authorities != current.authorities:
-                return self._keep(current.certificate, current.key, authorities)
+        mounted = self._mounted()
+        if current is not None and mounted not in (b"", current.authorities):
+            return self._keep(current.certificate, current.key, mounted)
+        if mounted and self._spoilt:
+            self._spoilt = b""
+            return current  # what was told of the file is not true any more
         if not self._is_due(current) or self._clock() < self._next:
             return None
         try:
@@ -145,14 +150,25 @@ class Managed:
             answer = self._ask(place.address, trusted, place.pool, token, request, SIGN_SECONDS)
         except SigningError as error:
             raise Problem(error.reason, str(error)) from None
-        self._bundle = answer.bundle.encode()
-        return self._keep(answer.certificate.encode(), key, self._authorities())
+        return self._keep(answer.certificate.encode(), key, self._mounted() or answer.bundle.encode())
 
-    def _authorities(self) -> bytes:
+    def _mounted(self) -> bytes:
+        """The peers' authorities that lie beside the configuration; empty where there are none, or none that can be
+        used, which is told once: the last ones stay then."""
+        file = self._place.authorities / PEER_AUTHORITIES_FILE
         try:
-            return read_file(self._place.authorities / PEER_AUTHORITIES_FILE)
+            found = read_file(file)
         except OSError:
-            return self._bundle
+            return b""
+        if found == self._spoilt:
+            return b""
+        try:
+            for der in certificates_in(found):
+                x509.load_der_x509_certificate(der)
+        except ValueError as error:
+            self._spoilt = found
+            raise Problem("certificate_files", f"{file}: {error}") from None
+        return found
 
     def _keep(self, certificate: bytes, key: bytes, authorities: bytes) -> Credentials:
         try:
@@ -168,7 +184,6 @@ class Managed:
         """What an earlier worker of this pod had; a death while it was written leaves none."""
         try:
             parts = [str(part).encode() for part in json.loads(os.pread(self._kept, 4 * MAX_ANSWER, 0))]
-            self._bundle = parts[2]
             return read_credentials(*parts)
         except (OSError, ValueError, TypeError, IndexError, RecursionError):
             return None
