@@ -29,7 +29,8 @@ MIB = 2**20
 ENGINE_SECONDS = 240.0
 LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
-_claims: deque[socket.socket] = deque(maxlen=100)  # those of longer ago are in use
+CLAIMS_KEPT = 100  # those of longer ago are in use
+_claims: deque[socket.socket] = deque(maxlen=CLAIMS_KEPT)
 
 
 class WaitError(RuntimeError):

@@ -24,7 +24,7 @@ from agent_pool import AgentPool
 from arena_audit import Audit, audit
 from chaos import Chaos, Members
 from process_use import OVERHEAD, Use, growth, try_use_of
-from replica import LOOPBACK, MIB, WaitError, wait_for
+from replica import CLAIMS_KEPT, LOOPBACK, MIB, WaitError, free_port, wait_for
 from standin_engine import Served, prompt
 from traffic import ROW, Prompts, Totals, Traffic
 
@@ -74,6 +74,8 @@ class Soak:
         self.totals, self.samples, self.audits = Totals(), Samples(), Audit()
         self.pool = AgentPool(folder, **AGENT)
         self.prompts = Prompts(seed)
+        for _ in range(CLAIMS_KEPT):  # each is a descriptor of this process: all of them from the beginning
+            free_port()
         nodes = self.pool.all_started(STEADY + MORTAL)
         for node in nodes:
             node.attach(**ENGINE)
