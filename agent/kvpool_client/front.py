@@ -59,11 +59,16 @@ def fold(verdict: Verdict, claim: str, salt: str | None) -> str | None:
     """The salt of a request. None: it has none."""
     if verdict == DEFAULT and not (salt or "").startswith(FOLDED):
         return salt
-    parts = (b"apart", claim.encode()) if verdict.apart else (b"in", verdict.name.encode())
+    parts = (b"apart", _bytes(claim)) if verdict.apart else (b"in", verdict.name.encode())
     digest = hashlib.blake2b(digest_size=16, person=b"kvpool salt")
-    for part in (*parts, *([] if salt is None else [salt.encode()])):
+    for part in (*parts, *([] if salt is None else [_bytes(salt)])):
         digest.update(len(part).to_bytes(8, "big") + part)
     return FOLDED + digest.hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    """Of any text that a request can hold, also of half a character."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 class Front:

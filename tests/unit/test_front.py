@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import itertools
 import socket
+import sys
 import time
 import types
 from collections.abc import Iterator
@@ -184,6 +185,38 @@ def test_the_tier_is_told_by_the_front_end_alone(agent: Agent) -> None:
     pooled = types.SimpleNamespace(sampling_params=None, cache_salt=None)
     requests.settle(agent.front, MARK, pooled)
     assert pooled.cache_salt is None
+
+
+def test_no_text_of_a_request_is_an_error() -> None:
+    half = "\ud800"
+    salts = {fold(Verdict("a"), half, half), fold(NOBODYS, half, None), fold(DEFAULT, "", front.FOLDED + half)}
+    assert len(salts) == 3
+
+
+def test_an_engine_whose_requests_cannot_be_settled_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Processor:
+        vllm_config = types.SimpleNamespace(
+            kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={requests.MARK_FIELD: MARK})
+        )
+
+        def process_inputs(self, request: Any) -> Any:
+            return request
+
+    module = types.ModuleType("vllm.v1.engine.input_processor")
+    module.InputProcessor = Processor  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    requests.install("/nowhere")
+    broken = [Processor().process_inputs(types.SimpleNamespace(cache_salt="s", sampling_params=5)) for _ in range(2)]
+    assert [one.cache_salt for one in broken] == ["s", "s"]  # of no claim, as it came
+
+    def fails(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(requests, "settle", fails)
+    salts = {Processor().process_inputs(types.SimpleNamespace(cache_salt="s")).cache_salt for _ in range(3)}
+    assert len(salts) == 3 and "s" not in salts
 
 
 def test_a_verdict_can_be_told_from_every_other() -> None:

@@ -93,7 +93,7 @@ def _unsupported(chosen: Settings, config: Any) -> tuple[str, str] | None:
 
 def _bytes_of_a_rank(chosen: Settings, config: Any) -> int:
     """Each data-parallel rank has a host pool of its own; together they are what the pod's memory was given for."""
-    return chosen.host_pool_bytes // max(1, config.parallel_config.data_parallel_size)
+    return chosen.host_pool_bytes // max(1, int(config.parallel_config.data_parallel_size))
 
 
 def block_bytes(config: Any, block_tokens: int) -> int:

@@ -9,11 +9,14 @@ itself would have to guess it.
 An engine whose front end lacks the method serves one cache namespace, and its attach says so.
 """
 
+import logging
 import os
 import secrets
 from typing import Any
 
-from kvpool_client.front import CLAIM, Front, fold, parameters
+from kvpool_client.front import CLAIM, FOLDED, Front, fold, parameters
+
+log = logging.getLogger("kvpool.client")
 
 MARK_FIELD = "kvpool_request_mark"
 MARK_VARIABLE = "KVPOOL_REQUEST_MARK"
@@ -38,11 +41,20 @@ def install(socket: str) -> None:
         request = process(self, *args, **kwargs)
         mark = mark_of(self.vllm_config)
         if mark:
-            settle(front, mark, request)
+            try:
+                settle(front, mark, request)
+            except Exception:
+                log.exception("kvpool: a request can't be told from others; it is kept apart from all")
+                request.cache_salt = apart()
         return request
 
     setattr(process_inputs, _MARK, True)
     InputProcessor.process_inputs = process_inputs
+
+
+def apart() -> str:
+    """A salt that no other request has."""
+    return FOLDED + secrets.token_hex(16)
 
 
 def mark_of(config: Any) -> str:
