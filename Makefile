@@ -9,7 +9,7 @@ GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit engine security cluster soak gpu-check release
+.PHONY: help demo check test unit tiers engine security cluster soak gpu-check release
 
 export PYTHONDONTWRITEBYTECODE := 1
 export PYTHONPATH := $(CURDIR)/agent:$(CURDIR)/operator
@@ -18,6 +18,7 @@ help:
 	@echo "make demo     three vLLM replicas on this machine share prefix KV-cache, the third joins warm"
 	@echo "make check    lint, types, arrows, unit tests (a minute)"
 	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
+	@echo "make tiers    what agents keep, in the arena and on disks, bad ones too (four minutes)"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make security attacks on agents and on the bytes between them (four minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
@@ -29,7 +30,7 @@ demo:
 	@$(PYTHON) hack/prepare.py preflight
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python examples/demo/demo.py
 
-check test unit engine security cluster:
+check test unit tiers engine security cluster:
 	@$(PYTHON) hack/suites.py $@
 
 release:

@@ -13,21 +13,13 @@ import msgspec
 import yaml
 
 from kvpool_contract.names import API_GROUP
-from kvpool_operator.desired.pool import (
-    API_VERSION,
-    IMMUTABLE,
-    KIND,
-    LIVE,
-    MAX_NAME,
-    MAX_QUANTITY,
-    NEW_PODS,
-    Bytes,
-    PoolSpec,
-)
+from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes
+from kvpool_operator.desired.pool import API_VERSION, KIND, MAX_NAME, MAX_QUANTITY, PoolSpec
 from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.desired.spaces import LABEL_VALUE, LabelValue
 from kvpool_operator.desired.spaces import RULES as SPACE_RULES
 from kvpool_operator.desired.status import PoolStatus
+from kvpool_operator.desired.tiers import EXCLUDED, KEYED, NO_SIZE
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"
 QUANTITY_LENGTH = 32  # characters
@@ -57,6 +49,25 @@ RULES = {
             "agent.resources.limits.memory has no room for the arena of tiers.memory.size; raise it, or lower that",
         ),
         *SPACE_RULES,
+        (
+            "!has(self.cacheNamespaces) || size(self.cacheNamespaces) == 0 || !has(self.tiers) || "
+            "!has(self.tiers.disk) || ((!has(self.tiers.disk.podVolume) || self.tiers.disk.podVolume == '') && "
+            "(!has(self.tiers.disk.size) || !isQuantity(string(self.tiers.disk.size)) || "
+            "quantity(string(self.tiers.disk.size)).compareTo(quantity('0')) <= 0))",
+            f"tiers.disk: {KEYED}",
+        ),
+    ],
+    "spec.tiers.disk": [
+        (
+            "!has(self.storageClassName) || self.storageClassName == '' || "
+            "!has(self.podVolume) || self.podVolume == ''",
+            EXCLUDED,
+        ),
+        (
+            "!has(self.storageClassName) || self.storageClassName == '' || (has(self.size) && "
+            "(!isQuantity(string(self.size)) || quantity(string(self.size)).compareTo(quantity('0')) > 0))",
+            NO_SIZE,
+        ),
     ],
     "spec.agent.resources": [
         (

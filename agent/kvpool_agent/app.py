@@ -23,6 +23,7 @@ from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.certify import Certification, IdentityPlace
+from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.heads import HeadFilter
@@ -45,6 +46,7 @@ from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Limits, Readiness
+from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
 from kvpool_contract import status as contract
@@ -93,9 +95,9 @@ class Agent:
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
-        self._slabs = Slabs(
-            memory, writable_at, self._keyring, eviction=config.eviction, owned_percent=config.ownedPercent
-        )
+        self._disk = DiskTier(config.disk, self._account, lambda: self._slabs.current)
+        eviction, owned = config.eviction, config.ownedPercent
+        self._slabs = Slabs(memory, writable_at, self._keyring, self._disk, eviction=eviction, owned_percent=owned)
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._certification = Certification(config, place.member, place.identity, self._account)
         transport = self._certification.transport
@@ -131,13 +133,8 @@ class Agent:
             lambda: self._bare("probe_mismatch"),
             (place.last_beat.engine, place.last_beat.probe),
         )
-        self._lookup = LookupFlow(
-            self._locator,
-            self._fetcher,
-            self._account,
-            config.loading.deadlineSeconds,
-            self._probe.before_load,
-        )
+        disk, seconds = DiskSource(self._disk, self._account, self._fetcher.in_flight), config.loading.deadlineSeconds
+        self._lookup = LookupFlow(self._locator, self._fetcher, self._account, seconds, self._probe.before_load, disk)
         self._store = StoreFlow(self._account, lambda: self._probe.awaited(others=False))
         self._warmup = WarmupFlow(
             lambda: configuration.config,
@@ -182,12 +179,7 @@ class Agent:
             entitlement=entitlement,
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
-        self._heads = HeadFilter(
-            self._slabs,
-            self._members,
-            # what a client could make of a name without a key is no name here
-            lambda others: self._keyring.keyed or self._lookup.paused or self._probe.awaited(others),
-        )
+        self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._disk.heads})
         hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         requests = RequestNames(self._keyring, self._account)
@@ -211,6 +203,7 @@ class Agent:
         self._orphans.start()
         self._heads.start()
         self._store.start()
+        self._disk.start()
         self._peers.start()
         self._engine_port.start()
         if self._place.restarted:
@@ -247,6 +240,7 @@ class Agent:
             self._orphans.close()
             self._heads.close()
             self._members.close()
+            self._disk.close()
             self._lookup.close()
             self._locator.close()
             self._dialer.close()
@@ -270,7 +264,7 @@ class Agent:
             self._handler.load_within(config.loading.deadlineSeconds)
         if config.paused != self._lookup.paused:
             self._account.event("paused" if config.paused else "unpaused")
-        self._lookup.paused = self._store.paused = config.paused
+        self._lookup.paused = self._store.paused = self._disk.paused = config.paused
         self._change(lambda readiness: readiness.limit(_limits(config)))
         self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
 
@@ -349,6 +343,11 @@ class Agent:
         ready = self._readiness.ready
         return (self._identity.member, self._identity.incarnation) if ready else None
 
+    def _misses_differ(self, others: bool) -> bool:
+        """Whether a lookup may miss, or hit, for another reason than who holds the first block."""
+        # what a client could make of a name without a key is no name here
+        return self._keyring.keyed or self._lookup.paused or self._disk.looking or self._probe.awaited(others)
+
     def _format_is_proved(self) -> bool:
         """Whether an engine has shown that it has this format, to this worker or to one before it."""
         return self._handler.attaches > 0 or self._place.latched
@@ -392,6 +391,7 @@ class Agent:
             config=self._configuration.in_force,
             tls=self._certification.snapshot(),
             cache_namespaces=spaces.cache_namespaces(self._keyring, self._slabs),
+            disk=self._disk.status(),
         )
 
 

@@ -104,6 +104,15 @@ class CacheNamespace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disk:
+    """The disk tier: the folder where its volume is mounted (empty: no disk tier), and the bytes of that volume, of
+    which it takes nine tenths at most; 0: as many as the volume has."""
+
+    path: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Everything that an agent is told. `arenaBytes` is a hard limit. `eviction`: GDSF, LRU or S3FIFO, and
     `ownedPercent`: the part of the arena that copies of other members' blocks can't take from own ones. `paused`:
@@ -119,6 +128,7 @@ class AgentConfig:
     tls: Tls
     eviction: Literal["GDSF", "LRU", "S3FIFO"] = DEFAULT_EVICTION
     ownedPercent: int = DEFAULT_OWNED_PERCENT  # noqa: N815
+    disk: Disk = field(default_factory=Disk)
     engine: Engine = field(default_factory=Engine)
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)
@@ -207,6 +217,9 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("configuration field pool: it is empty; name the pool")
     at_least("arenaBytes", config.arenaBytes, MIB)
     at_least("ownedPercent", config.ownedPercent, 0)
+    at_least("disk.bytes", config.disk.bytes, 0)
+    if config.disk.path and not config.disk.path.startswith("/"):
+        raise ConfigError(f"configuration field disk.path: {config.disk.path!r} is no whole path; begin it with /")
     at_least("prewarm.maxBytes", config.prewarm.maxBytes, 0)
     at_least("prewarm.maxBytesPerSecond", config.prewarm.maxBytesPerSecond, 1)
     at_least("prewarm.maxStreams", config.prewarm.maxStreams, 1)

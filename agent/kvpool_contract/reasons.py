@@ -234,6 +234,52 @@ _TABLE = (
         "Nothing to do; see the agent's log for why the worker ended.",
     ),
     Reason("unknown", "No other reason was recorded.", "Report this with the agent's log."),
+    Reason(
+        "disk_failed",
+        "The disk tier held the block and did not bring it: it could not be read, or was not what was written.",
+        "See the disk's state in the agent's status and `disk_damaged_files`; such a file is put aside.",
+    ),
+    # why there is no disk tier now
+    Reason(
+        "disk_full",
+        "The volume is full beside what the disk tier holds, so the tier keeps to that for a minute.",
+        "Free the volume, or lower tiers.disk.size.",
+    ),
+    Reason(
+        "disk_read_only",
+        "The disk tier's volume is mounted read-only, or has become so after a fault.",
+        "Look at the node's kernel log and at the volume; the agent tries again by itself.",
+    ),
+    Reason(
+        "disk_not_writable",
+        "The agent may not write to the disk tier's volume.",
+        "Give the volume to the agent's group by the pod's securityContext.fsGroup.",
+    ),
+    Reason(
+        "disk_vanished",
+        "The disk tier's volume is not there, or not there any more.",
+        "Check that the pod has the volume that tiers.disk names; the agent tries again by itself.",
+    ),
+    Reason(
+        "disk_in_use",
+        "Another agent has locked the disk tier's folder.",
+        "Give each pod a volume of its own.",
+    ),
+    Reason(
+        "disk_slow",
+        "The disk did not answer in time.",
+        "Look at the node's disk; the agent tries again by itself when the call has come back.",
+    ),
+    Reason(
+        "disk_corrupt",
+        "The disk returned other bytes than were written, for many files in a row.",
+        "Replace the disk.",
+    ),
+    Reason(
+        "disk_io_error",
+        "The disk tier's volume returned an error.",
+        "Look at the node's kernel log; the agent tries again by itself.",
+    ),
     # why another member was refused
     Reason(
         "peer_version",

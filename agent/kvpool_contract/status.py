@@ -99,6 +99,19 @@ class CacheNamespace(msgspec.Struct, frozen=True):
     blocks: int = 0
 
 
+class Disk(msgspec.Struct, frozen=True):
+    """The disk tier. `state`: none (not configured), opening (its files are being looked through), ready or degraded:
+    no disk tier now, `reason` says why, it is tried again. Ready with a reason: disk_full, it keeps to what it has.
+    Its byte limit, bytes of its files, blocks and files."""
+
+    state: str = "none"
+    reason: str = ""
+    limit_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    files: int = 0
+
+
 class Directory(msgspec.Struct, frozen=True):
     """This member as a home: blocks that others have announced to it, members whose lease runs; and the addresses that
     it keeps because other members have told them. `head_filter`: whether its engine may take a prompt for unknown by
@@ -184,6 +197,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     config: ConfigInForce = ConfigInForce()
     tls: Tls = Tls()
     cache_namespaces: list[CacheNamespace] = []
+    disk: Disk = Disk()
 
 
 class StatusError(ValueError):

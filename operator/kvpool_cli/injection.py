@@ -5,7 +5,7 @@ these join; if none does, the only one joins; several without a label are refuse
 put an agent beside a gateway.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpool_cli import manifests
@@ -56,7 +56,7 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
         if document not in joining:
             texts.append(document.text)
             continue
-        result = inject(_template(document.content), pool, settings)
+        result = inject(_template(document.content), pool, replace(settings, claims=_claims(document.content)))
         if isinstance(result, Injected):
             texts.append(manifests.dump(_joined(document.content, result, pool.metadata.namespace)))
             costs.append(memory(_title(document.content), restore(_template(document.content)), result, pool))
@@ -87,6 +87,12 @@ def _pool_label(workload: dict[str, Any]) -> Any:
 def _template(workload: dict[str, Any]) -> Any:
     """A pod is its own template."""
     return workload if workload.get("kind") == "Pod" else (workload.get("spec") or {}).get("template")
+
+
+def _claims(workload: dict[str, Any]) -> frozenset[str]:
+    """Volumes that a StatefulSet gives each pod."""
+    templates = (workload.get("spec") or {}).get("volumeClaimTemplates") or []
+    return frozenset(str((claim.get("metadata") or {}).get("name", "")) for claim in templates)
 
 
 def _joined(workload: dict[str, Any], result: Injected, k8s_namespace: str) -> dict[str, Any]:

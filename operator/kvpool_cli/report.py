@@ -71,7 +71,7 @@ def _row(member: str, status: AgentStatus) -> list[str]:
 def _notes(answer: Answer) -> Iterator[str]:
     """What there is to say of a member besides its row: nothing of one that is as it should be."""
     if answer.status is not None:
-        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena):
+        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena, _of_disk):
             yield from (f"{answer.member}: {note}" for note in parts(answer.status))
         yield from _of_peers(answer.member, answer.status)
 
@@ -81,7 +81,7 @@ def _of_configuration(status: AgentStatus) -> Iterator[str]:
     if status.config.reason:
         yield f"{explain(status.config.reason)} ({status.config.problem})"
     if status.config.needs_new_pods:
-        fields = ", ".join(pool_field(path) for path in status.config.needs_new_pods)
+        fields = ", ".join(dict.fromkeys(pool_field(path) for path in status.config.needs_new_pods))
         yield f"it runs with former values of {fields}; make its pod anew"
     if status.unknown_config_fields:
         fields = ", ".join(status.unknown_config_fields)
@@ -111,6 +111,11 @@ def _of_arena(status: AgentStatus) -> Iterator[str]:
     arena = status.arena
     if arena.orphan_blocks > NOTABLE_ORPHANS * arena.blocks:
         yield f"{arena.orphan_blocks} of {arena.blocks} blocks are orphans: no member holds the block before them"
+
+
+def _of_disk(status: AgentStatus) -> Iterator[str]:
+    if status.disk.reason:
+        yield f"the disk tier is {status.disk.state}: {explain(status.disk.reason)}"
 
 
 def _of_peers(member: str, status: AgentStatus) -> Iterator[str]:

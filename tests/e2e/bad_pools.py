@@ -15,6 +15,7 @@ NO_NAME = (
     "'-', a letter first and no '-' last"
 )
 QUANTITY = "is no quantity; write a number with a unit, such as 500Mi or 4Gi"
+IN_CLEAR = "blocks of cacheNamespaces would lie there in clear; leave out one of the two"
 NO_TEXT = "is neither text nor a whole number; write it as text, such as '500m' or '2Gi'"
 UNKNOWN = "unknown field"
 PUBLIC = {"name": "public"}
@@ -88,7 +89,7 @@ BAD_POOLS = [
         "'FIFO' is none of GDSF, LRU, S3FIFO; use one of them",
         'supported values: "GDSF", "LRU", "S3FIFO"',
     ),
-    _unknown("tiers.disk", {"size": "1Gi"}, "memory"),
+    _unknown("tiers.ssd", {"size": "1Gi"}, "memory, disk"),
     _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
     _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
     _bad("tiers.memory.size", "8GB", f"'8GB' {QUANTITY}", QUANTITY),
@@ -121,6 +122,18 @@ BAD_POOLS = [
     _wrong("readiness.attachGraceSeconds", 86401, "expected `float` <= 86400.0", "less than or equal to 86400"),
     _wrong("loading.deadlineSeconds", 0.01, "expected `float` >= 0.05", "should be greater than or equal to 0.05"),
     _wrong("loading.deadlineSeconds", 3601, "expected `float` <= 3600.0", "should be less than or equal to 3600"),
+    BadPool(
+        "spec.tiers.disk",
+        "pool field spec.tiers.disk: storageClassName and podVolume exclude each other; set one of them",
+        "storageClassName and podVolume exclude each other; set one of them",
+        _at("tiers.disk", {"size": "1Gi", "storageClassName": "fast", "podVolume": "models"}),
+    ),
+    BadPool(
+        "spec.tiers.disk",
+        "pool field spec.tiers.disk: storageClassName claims a volume without size; set size",
+        "storageClassName claims a volume without size; set size",
+        _at("tiers.disk", {"storageClassName": "fast"}),
+    ),
     _wrong("agent.image", "i" * 513, "expected `str` of length <= 512", "may not be more than 512 bytes"),
     _wrong(
         "agent.imagePullSecrets",
@@ -198,6 +211,8 @@ BAD_POOLS = [
             ("requestNamespace", NOTHING_TO_CHOOSE, {"requestNamespace": "TrustGateway"}),
             ("gatewayKeySecretRef", GATEWAY, {"cacheNamespaces": [PUBLIC], "requestNamespace": "Signed"}),
             ("gatewayKeySecretRef", GATEWAY, {"gatewayKeySecretRef": {"name": "gateway"}}),
+            ("tiers.disk", IN_CLEAR, {"cacheNamespaces": [PUBLIC], "tiers": {"disk": {"size": "1Gi"}}}),
+            ("tiers.disk", IN_CLEAR, {"cacheNamespaces": [PUBLIC], "tiers": {"disk": {"podVolume": "models"}}}),
         )
     ),
     BadPool(

@@ -20,6 +20,7 @@ from kvpool_contract.status import (
     AgentStatus,
     Arena,
     ConfigInForce,
+    Disk,
     EngineTokens,
     Hits,
     Peer,
@@ -304,6 +305,8 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
             {"arena": Arena(1024, 512, 100, orphan_blocks=11)},
             ["a: 11 of 100 blocks are orphans: no member holds the block before them"],
         ),
+        ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
+        ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),
     ],
 )
 def test_what_there_is_to_say_stands_below_the_table_in_a_line_each(change: dict[str, Any], notes: list[str]) -> None:

@@ -62,6 +62,7 @@ CHANGES: dict[str, Any] = {
     "members": {"file": "/elsewhere"},
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},
+    "disk": {"path": "/disk", "bytes": 1 << 30},
     "pool": "other",
     "cacheNamespaces": [{"name": "public", "keyFile": "/keys/public"}],
     "requestNamespace": "TrustGateway",

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kvpool_contract.names import ORIGINALS_ANNOTATION
 from kvpool_contract.reasons import REASONS
+from kvpool_operator.desired.objects import DISK_DIR
 from kvpool_operator.desired.pool import KVCachePool, read_pool
 from kvpool_operator.inject import Injected, Settings, Skip, inject, is_injected, restore
 
@@ -46,20 +47,26 @@ def joined(template: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_bodies(template: dict[str, Any]) -> list[dict[str, Any]]:
-    """What does not follow from the pod: all but resources and plain values of variables."""
+    """What does not follow from the pod: all but resources, plain values of variables and the disk tier's mount."""
     own = [copy.deepcopy(c) for c in template["spec"]["initContainers"] if c["name"].startswith("kvpool-")]
     for container in own:
         container.pop("resources")
+        container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] != DISK_DIR]
         for variable in container.get("env", []):
             variable.pop("value", None)
     return own
+
+
+def disk_mount(container: dict[str, Any]) -> dict[str, Any]:
+    found = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == DISK_DIR]
+    return {"disk": found} if found else {}
 
 
 def shortened(template: dict[str, Any]) -> dict[str, Any]:
     """As it stands in a golden file."""
     short = copy.deepcopy(template)
     short["spec"]["initContainers"] = [
-        {"name": c["name"], "resources": c["resources"]} if c["name"].startswith("kvpool-") else c
+        {"name": c["name"], "resources": c["resources"], **disk_mount(c)} if c["name"].startswith("kvpool-") else c
         for c in short["spec"]["initContainers"]
     ]
     annotations = short["metadata"]["annotations"]
@@ -90,7 +97,7 @@ def test_what_comes_out(shape: str) -> None:
 
 def test_there_are_shapes_of_every_kind() -> None:
     skipped = [shape for shape in SHAPES if "skipped" in read(shape)]
-    assert (len(SHAPES) - len(skipped), len(skipped)) == (29, 16)
+    assert (len(SHAPES) - len(skipped), len(skipped)) == (33, 16)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -11,7 +11,8 @@ from bad_pools import BAD_POOLS, BadPool
 
 from kvpool_contract.config import LIVE_FIELDS, AgentConfig, decode_config, take_over
 from kvpool_operator.desired.objects import agent_config, pool_field, pool_objects
-from kvpool_operator.desired.pool import LIVE, NEW_PODS, PoolError, PoolSpec, read_pool, read_stored_pool
+from kvpool_operator.desired.parts import LIVE, NEW_PODS, PoolError
+from kvpool_operator.desired.pool import PoolSpec, read_pool, read_stored_pool
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
 
 
@@ -115,7 +116,10 @@ def test_every_field_reaches_the_configuration() -> None:
                     "blockTokens": 64,
                     "allowUntested": True,
                 },
-                "tiers": {"memory": {"size": "3Gi", "ownedPercent": 55, "eviction": "S3FIFO"}},
+                "tiers": {
+                    "memory": {"size": "3Gi", "ownedPercent": 55, "eviction": "S3FIFO"},
+                    "disk": {"size": "10Gi", "storageClassName": "fast"},
+                },
                 "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
                 "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
@@ -145,6 +149,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "arenaBytes": 3221225472,
         "eviction": "S3FIFO",
         "ownedPercent": 55,
+        "disk": {"path": "/var/lib/kvpool", "bytes": 10737418240},
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
         "tls": {"mode": "Disabled", "signer": "", "cluster": "", "k8sNamespace": ""},
         "engine": {"port": 9},
@@ -277,6 +282,7 @@ WITH: dict[str, dict[str, Any]] = {
     "requestNamespace": SPACES,
     "gatewayKeySecretRef.name": SIGNED,
     "gatewayKeySecretRef.key": SIGNED,
+    "tiers.disk.storageClassName": {"tiers": {"disk": {"size": "1Gi"}}},
 }
 OTHER = {"requestNamespace": "TrustGateway"}
 
@@ -289,7 +295,10 @@ def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:
         before = WITH.get(path, {})
         spec: Any = OTHER.get(path, _another(value))
         *parts, last = path.split(".")
-        spec = {**(before.get(parts[0], {}) if parts else {}), last: spec}
+        inner = before
+        for name in parts:
+            inner = inner.get(name, {})
+        spec = {**(inner if parts else {}), last: spec}
         for name in reversed(parts):
             spec = {name: spec}
         configs = [agent_config(read_pool(document(one))) for one in (before, {**before, **spec})]
@@ -308,8 +317,11 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         assert applies == (LIVE if told else NEW_PODS), path
         if told:
             live.add(path.partition(".")[0])
-        # what agents name as needing new pods is called what the spec calls it
-        assert [pool_field(each) for each in needs_new_pods] == ([path] if wanted != now and not told else []), path
+        # what agents name as needing new pods is called what the spec calls it; of a disk, what it is part of
+        called = "tiers.disk" if path.startswith("tiers.disk.") else path
+        assert {pool_field(each) for each in needs_new_pods} == ({called} if wanted != now and not told else set()), (
+            path
+        )
         named |= set(needs_new_pods)
     assert live == set(LIVE_FIELDS) - {"generation"}
     assert named == {
@@ -319,4 +331,6 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         "requestNamespace",
         "eviction",
         "ownedPercent",
+        "disk.path",
+        "disk.bytes",
     }

@@ -38,6 +38,7 @@ RETURNS = {
     "directory/locate.py": {"holders", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},
+    "flows/disk.py": {"load", "_in_parts", "_part"},
     "policy/readiness.py": {"__init__", "arena_lost", "attached", "tick", "warmed"},
 }
 # words in those functions that are no reasons

@@ -37,3 +37,7 @@ def finish_request(
     with slab.heat_lock:
         for group, keys in zip(groups, chains, strict=True):
             slab.heat.count(keys, now, linked=group.kind == FULL)
+        again = [slab.heat.repeated(keys, now) for keys in chains]
+    if slab.below is not None:
+        for keys, repeated in zip(chains, again, strict=True):
+            slab.below.used(slab, keys, repeated)

@@ -10,8 +10,9 @@ others publish meanwhile.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kvpool_agent.directory.members import MemberView
 from kvpool_agent.engine_port.server import Port
@@ -38,9 +39,15 @@ class _Client:
 class HeadFilter:
     """One thread; any thread may `join` and `leave`."""
 
-    def __init__(self, slabs: Slabs, members: MemberView, obstacle: Callable[[bool], bool]) -> None:
+    def __init__(
+        self,
+        slabs: Slabs,
+        members: MemberView,
+        obstacle: Callable[[bool], bool],
+        tiers: Mapping[str, Heads] | None = None,
+    ) -> None:
         """obstacle: whether misses may have another reason now than that nobody holds the blocks; it is told whether
-        there are other members."""
+        there are other members. tiers: what lies in this member's other tiers, by a name that is no address."""
         self._slabs, self._members, self._obstacle = slabs, members, obstacle
         self._union: Union = members.heads
         self._clients: dict[Port, _Client] = {}
@@ -49,6 +56,9 @@ class HeadFilter:
         self._ended = threading.Event()
         self._followed: Heads | None = None
         self._union.names.follow(self._wake.set)
+        self._tiers = tiers or {}
+        for tier, heads in self._tiers.items():
+            heads.follow(partial(self._take_up, tier, heads))
         self._thread = threading.Thread(target=self._run, name="kvpool-heads", daemon=True)
 
     def start(self) -> None:
@@ -98,11 +108,14 @@ class HeadFilter:
                 client.number = UNKNOWN
                 port.send({"verb": "heads", "number": UNKNOWN})
 
+    def _take_up(self, of: str, heads: Heads) -> None:
+        self._union.told(of, heads.since(self._union.number(of)))
+
     def _follow_own(self, slab: Slab) -> None:
         heads = slab.arena.heads
         if heads is not self._followed:
             self._union.forget(OWN)
-            heads.follow(lambda: self._union.told(OWN, heads.since(self._union.number(OWN))))
+            heads.follow(partial(self._take_up, OWN, heads))
             self._followed = heads
 
     def _holds(self, slab: Slab) -> bool:
@@ -111,7 +124,7 @@ class HeadFilter:
         own = slab.fingerprint.hex()
         same = [m for m in live if m.welcome is not None and m.welcome.format == own]
         incompatible = not same and any(m.welcome is not None and m.welcome.blocks for m in live)
-        known = all(self._union.knows(of) for of in (OWN, *(member.address for member in same)))
+        known = all(self._union.knows(of) for of in (OWN, *self._tiers, *(member.address for member in same)))
         return known and not incompatible and not self._obstacle(bool(same))
 
     def _tell(self, port: Port, client: _Client, fingerprint: bytes) -> None:

@@ -1,6 +1,7 @@
 """The plan of one request: what of its blocks lies, or can be brought, into the arena before the load deadline.
 
-The longest boundary that is legal in every KV group, with what the engine holds, what is here, and what members hold.
+The longest boundary that is legal in every KV group, with what the engine holds, what is here, what lies on the disk,
+and what members hold. The disk comes before members; they are asked for what it does not hold or does not bring.
 Only what that boundary needs is brought: where a window's last blocks are nowhere, nothing moves for the sake of the
 rest. The engine is answered when the bytes lie verified in the arena, or at the deadline with the longest boundary
 that has come by then. Of what one member promised and did not serve, another that holds it is asked while there is
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.locate import Holders, Locator
+from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.epochs import in_either, name_anew
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.policy import sources
@@ -92,12 +94,14 @@ class LookupFlow:
         account: Account,
         load_seconds: float,
         obstacle: Callable[[float], str] = lambda _deadline: "",
+        disk: DiskSource | None = None,
     ) -> None:
         """obstacle: given the deadline, why the engine may load nothing; empty when it may."""
         self._locator = locator
         self._fetcher = fetcher
         self._account = account
         self._obstacle = obstacle
+        self._disk = disk if disk is not None else DiskSource(None, account, fetcher.in_flight)
         self.load_seconds = load_seconds
         self.paused = False
         self._places = threading.BoundedSemaphore(MAX_PLANS)
@@ -143,27 +147,24 @@ class LookupFlow:
         end = min(blocks.tokens for blocks in request.blocks)
         if request.others:
             self._from_other_epoch(slab, request, end, deadline)
-        here = _held(slab, request)
-        possible = reach = longest(request.blocks, here)
-        planned = longest(request.blocks, here, request.room)
+        near = _either(_held(slab, request), [self._disk.held(slab, keys) for keys in request.keys])
+        possible = reach = longest(request.blocks, near)
+        planned = longest(request.blocks, near, request.room)
         # what is here for this boundary stays here while the rest comes
         ready = request.chosen(wanted(request.blocks, planned))
         kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
         reason = rest_reason = ""
         fresh: set[bytes] = set()  # whose bytes were checked where they landed, for this plan
         try:
+            found = Holders([{} for _ in request.blocks], "")
             if possible < end:
-                # homes keep the directory of the default cache namespace alone; of others its members are asked
-                in_groups = request.is_full_attention and not slab.number
-                found = self._locator.holders(
-                    slab.fingerprint, request.keys, deadline, request.starts(here), in_groups=in_groups, slab=slab.id
-                )
-                anywhere = _anywhere(here, found)
+                found = self._locate(slab, request, near, deadline)
+                anywhere = _anywhere(near, found)
                 possible = longest(request.blocks, anywhere)
                 reach = _reach_of_full_attention(request, anywhere)
                 planned = longest(request.blocks, anywhere, request.room)
                 rest_reason = "deadline" if time.monotonic() >= deadline else found.reason_at(*request.place_of(reach))
-                reason = self._bring(slab, request, planned, found, deadline, fresh)
+            reason = self._bring(slab, request, planned, found, deadline, fresh)
         finally:
             slab.arena.release(kept)
         came, hits, lease = self._verified(slab, request, fresh)
@@ -203,20 +204,15 @@ class LookupFlow:
     def _bring(
         self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float, fresh: set[bytes]
     ) -> str:
-        """Fetches what the boundary needs and is not here; the reason where not all of it came."""
-        here = _held(slab, request)
-        indexes = [
-            [i for i in chosen if not held[i]]
-            for chosen, held in zip(wanted(request.blocks, boundary), here, strict=True)
-        ]
-        missing = request.chosen(indexes)
-        if not missing:
+        """Brings in what the boundary needs and is not here; the reason where not all of it came."""
+        if not _missing(slab, request, boundary)[1]:
             return ""
         ready = request.chosen(wanted(request.blocks, boundary))
         kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
-        held_by = [dict(rows) for rows in found.held]
-        reason = ""
         try:
+            reason, found = self._from_disk(slab, request, boundary, found, deadline, fresh)
+            indexes, missing = _missing(slab, request, boundary)
+            held_by = [dict(rows) for rows in found.held]
             for _ in range(SOURCES_TRIED):
                 failed = ""
                 for address, blocks, others in _pieces(request, indexes, held_by):
@@ -233,6 +229,27 @@ class LookupFlow:
             return "deadline" if time.monotonic() >= deadline else reason
         finally:
             slab.arena.release(kept)
+
+    def _locate(self, slab: Slab, request: Request, near: Sequence[Sequence[bool]], deadline: float) -> Holders:
+        # homes keep the directory of the default cache namespace alone; of others its members are asked
+        in_groups = request.is_full_attention and not slab.number
+        return self._locator.holders(
+            slab.fingerprint, request.keys, deadline, request.starts(near), in_groups=in_groups, slab=slab.id
+        )
+
+    def _from_disk(
+        self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float, fresh: set[bytes]
+    ) -> tuple[str, Holders]:
+        """Loads what lies on the disk; the reason where not all of that came, and who holds what did not. Members have
+        as much time as the disk."""
+        _, missing = _missing(slab, request, boundary)
+        stored = [w for w, here in zip(missing, self._disk.held(slab, [w.key for w in missing]), strict=True) if here]
+        if not stored:
+            return "", found
+        reason = self._disk.load(slab, stored, _sooner(deadline, True), fresh.add)
+        if reason and reason not in OWN_FAULTS and time.monotonic() < deadline:
+            found = self._locate(slab, request, _held(slab, request), deadline)
+        return reason, found
 
     def _verified(self, slab: Slab, request: Request, verified: set[bytes]) -> tuple[int, list[list[int]], int]:
         """The longest boundary for which all blocks are here now and match their tags, those blocks, and the lease that
@@ -256,6 +273,19 @@ class LookupFlow:
             if sound:
                 return boundary, hits, lease
             slab.arena.release(lease)
+
+
+def _missing(slab: Slab, request: Request, boundary: int) -> tuple[list[list[int]], list[Wanted]]:
+    """What the boundary needs and is not here: indexes by group, and the blocks."""
+    indexes = [
+        [i for i in chosen if not held[i]]
+        for chosen, held in zip(wanted(request.blocks, boundary), _held(slab, request), strict=True)
+    ]
+    return indexes, request.chosen(indexes)
+
+
+def _either(one: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]]) -> list[list[bool]]:
+    return [[a or b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
 
 
 def _held(slab: Slab, request: Request) -> list[list[bool]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvpool_contract.status import AgentStatus
+from kvpool_contract.status import AgentStatus, Disk
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)")
 
@@ -46,6 +46,7 @@ class StatusCollector:
             value=float(status.directory.head_filter),
         )
         yield GaugeMetricFamily("kvpool_known_heads", "Heads that members hold", value=status.directory.heads)
+        yield from _disk(status.disk)
         hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
         hits.add_metric(["computed"], status.hits.computed_blocks)
         hits.add_metric(["local"], status.hits.local_blocks)
@@ -85,6 +86,20 @@ class StatusCollector:
             "Other members that are no source now, after failures",
             value=sum(p.breaker != "closed" for p in status.peers),
         )
+
+
+def _disk(disk: Disk) -> Iterator[Metric]:
+    """Nothing where no disk is configured."""
+    if disk.state == "none":
+        return
+    yield GaugeMetricFamily("kvpool_disk_ready", "1 while there is a disk tier", value=float(disk.state == "ready"))
+    reason = GaugeMetricFamily("kvpool_disk_reason", "1 for what is wrong with the disk", labels=["reason"])
+    if disk.reason:
+        reason.add_metric([disk.reason], 1.0)
+    yield reason
+    yield GaugeMetricFamily("kvpool_disk_limit_bytes", "Byte limit of the disk tier", value=disk.limit_bytes)
+    yield GaugeMetricFamily("kvpool_disk_used_bytes", "Bytes of the disk tier's files", value=disk.used_bytes)
+    yield GaugeMetricFamily("kvpool_disk_blocks", "Blocks that lie on the disk", value=disk.blocks)
 
 
 def registry(status: Callable[[], AgentStatus]) -> CollectorRegistry:

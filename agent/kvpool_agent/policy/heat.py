@@ -50,6 +50,12 @@ class HeatTable:
             keep = sorted(self._entries.items(), key=lambda item: (-item[1][0], item[1][2]))
             self._entries = dict(keep[: self._limit - self._limit // 10])
 
+    def repeated(self, keys: Sequence[bytes], now: float) -> list[bytes]:
+        """Those that at least two requests have contained, in their order; one that was counted once is no hotter than
+        1 ever after."""
+        scale = 2.0 ** (-(now - self._epoch) / HALF_LIFE_SECONDS)
+        return [key for key in keys if key in self._entries and self._entries[key][0] * scale > 1 + 1e-9]
+
     def hottest(self, held: Iterable[bytes], now: float, limit: int) -> list[HotBlock]:
         """The hottest of the blocks in `held`, hottest first and parents before children; blocks never counted
         are left out."""

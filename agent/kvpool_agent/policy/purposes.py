@@ -64,6 +64,9 @@ class Purpose:
 
 Purposes = Mapping[str, Purpose]
 
+# Reads of this member's own disk for its own requests: no purpose that another member may name.
+DISK_READS = Receiving(streams=4, bytes_per_second=0, arena_percent=25, queue=64, busy_tries=0)
+
 
 def purposes(prewarm: Prewarm, loading: Loading) -> Purposes:
     """The table under this configuration. A warm-up asks busy sources again at a pace of its own; a probe's few rows

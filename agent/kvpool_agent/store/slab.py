@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.policy.heat import HeatTable
 from kvpool_agent.policy.shares import parts
-from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.arena import Arena, Held
 from kvpool_agent.store.headers import encode_fields, slot_bytes_of, slots_that_fit
 from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
@@ -25,6 +26,18 @@ from kvpool_contract.tenants import slab_id
 LEASE_SECONDS = 2.0
 LEAST_BLOCKS = 8
 LEAST_HEAT, HEAT_PER_SLOT = 4096, 4
+
+
+class LowerTier(Protocol):
+    """Where blocks lie beyond their time in the arena."""
+
+    def used(self, slab: "Slab", chain: Sequence[bytes], again: Sequence[bytes]) -> None:
+        """A request contained the blocks of `chain`, in this order; for those in `again` it was not the first."""
+        ...
+
+    def evicting(self, slab: "Slab", block: Held) -> bool:
+        """As Arena.spill."""
+        ...
 
 
 @dataclass
@@ -41,11 +54,14 @@ class Slab:
     space: Space = field(default_factory=Space)
     number: int = 0
     first_slot: int = 0
+    below: LowerTier | None = None
     id: bytes = field(init=False)
     heat: HeatTable = field(init=False)
     heat_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        if self.below is not None:
+            self.arena.spill = partial(self.below.evicting, self)
         self.id = slab_id(self.fingerprint, self.space.name) if self.space.keyed else self.fingerprint
         # what may be offered as hot lies in the arena; some more is remembered of what was evicted
         self.heat = HeatTable(max(LEAST_HEAT, HEAT_PER_SLOT * self.arena.slot_count))
@@ -80,12 +96,16 @@ class Slabs:
         memory: ArenaMemory,
         writable_at: float,
         keyring: Keyring | None = None,
+        below: LowerTier | None = None,
         *,
         eviction: str = DEFAULT_EVICTION,
         owned_percent: int = DEFAULT_OWNED_PERCENT,
     ) -> None:
+        """below: where what is used again is kept as well; of cache namespaces with a key nothing, since it would lie
+        there in clear."""
         self._memory = memory
         self._keyring = keyring or Keyring()
+        self._below = below
         self._lock = threading.Lock()
         self._slabs: tuple[Slab, ...] = ()
         self._tables: list[HeaderTable] = []
@@ -196,7 +216,8 @@ class Slabs:
                 owned_percent=self._owned_percent,
             )
             first = (part.address - self._memory.address) // slot_bytes
-            slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first)
+            below = None if space.keyed else self._below
+            slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first, below)
             self._keyring.register(slab.id, space)
             opened.append((slab, table))
         self._tables = [table for _, table in opened]

@@ -14,6 +14,7 @@ from kvpool_contract.config import VERSION as CONFIG_VERSION
 from kvpool_contract.config import (
     AgentConfig,
     ConfigError,
+    Disk,
     Engine,
     Loading,
     Members,
@@ -32,10 +33,13 @@ PEER_PORT_NAME = "kvpool-peer"
 # Fields of the agents' configuration that the pool's spec calls otherwise.
 _POOL_FIELDS = {
     "arenaBytes": "tiers.memory.size",
+    "disk.path": "tiers.disk",
+    "disk.bytes": "tiers.disk",
     "gatewayKeyFile": "gatewayKeySecretRef",
     "eviction": "tiers.memory.eviction",
     "ownedPercent": "tiers.memory.ownedPercent",
 }
+DISK_DIR = "/var/lib/kvpool"  # in the agent's container
 
 
 def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
@@ -47,6 +51,7 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         arenaBytes=int(spec.tiers.memory.size),
         eviction=spec.tiers.memory.eviction,
         ownedPercent=spec.tiers.memory.owned_percent,
+        disk=_disk(pool),
         members=Members(dns=f"{pool_object_name(name)}.{namespace}.svc:{PEER_PORT}"),
         tls=Tls(mode="Disabled"),
         engine=Engine(port=spec.engine.port),
@@ -71,6 +76,11 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         requestNamespace=spec.request_namespace,
         gatewayKeyFile=f"{KEYS_DIR}/{GATEWAY_KEY_FILE}" if spec.gateway_key_secret_ref.name else "",
     )
+
+
+def _disk(pool: KVCachePool) -> Disk:
+    disk = pool.spec.tiers.disk
+    return Disk(path=DISK_DIR if disk.wanted else "", bytes=int(disk.size))
 
 
 def pool_field(path: str) -> str:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
 from kvpool_contract.names import API_GROUP, pool_object_name
 from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes, PoolError, field
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
+from kvpool_operator.desired.tiers import Tiers, check_disk
 
 __all__ = ["IMMUTABLE", "LIVE", "NEW_PODS", "Bytes", "KVCachePool", "PoolError", "PoolSpec", "read_pool"]
 
@@ -73,41 +73,6 @@ class Engine(_Part, frozen=True):
     allow_untested: Annotated[
         bool, field("Join engine versions outside the tested window; otherwise they start without the pool.")
     ] = False
-
-
-class MemoryTier(_Part, frozen=True):
-    """The arena: the agent's host tier in shared memory."""
-
-    size: Annotated[
-        Bytes,
-        field(
-            "Hard limit of bytes. The agent's container asks for these and 512Mi. Pods that run keep the arena "
-            "that they have.",
-            least=MIB,
-        ),
-    ] = Bytes(8 * GIB)
-    owned_percent: Annotated[
-        int,
-        field(
-            "Percent of the arena that blocks computed beside the agent keep from copies of other members' blocks; the "
-            "rest is kept for copies. Either uses what the other leaves free.",
-            ge=0,
-            le=100,
-        ),
-    ] = DEFAULT_OWNED_PERCENT
-    eviction: Annotated[
-        Literal["GDSF", "LRU", "S3FIFO"],
-        field(
-            "Which block makes room. GDSF: the one in the fewest requests, four counting as many, lately; LRU: the one "
-            "not used for longest; S3FIFO: newcomers that no second request contains leave soon.",
-        ),
-    ] = DEFAULT_EVICTION
-
-
-class Tiers(_Part, frozen=True):
-    """Where an agent keeps blocks."""
-
-    memory: MemoryTier = msgspec.field(default_factory=MemoryTier)
 
 
 class Prewarm(_Part, frozen=True):
@@ -362,6 +327,7 @@ def _check(pool: KVCachePool) -> None:
             f"letters, digits and '-'"
         )
     _check_sizes(spec, "spec")
+    check_disk(spec.tiers.disk, keyed=bool(spec.cache_namespaces))
     check_spaces(spec.cache_namespaces, spec.request_namespace, spec.gateway_key_secret_ref)
     for path, entries in (
         ("requests", spec.agent.resources.requests),

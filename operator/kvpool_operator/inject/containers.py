@@ -6,12 +6,14 @@ user where none is needed: the image's own is numeric, the pod's own is as good,
 depends on it, and OpenShift refuses a user outside the range of the pod's namespace.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT
 from kvpool_operator.desired.objects import PEER_PORT_NAME
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity
+from kvpool_operator.inject.disk import disk_mounts, disk_volumes, ephemeral_bytes
 from kvpool_operator.inject.engine import CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
 from kvpool_operator.inject.resources import complete
 from kvpool_operator.inject.start import CLIENT_DIR
@@ -22,6 +24,7 @@ NO_TOKEN_VOLUME = "kvpool-no-token"  # noqa: S105 (the name of an empty volume)
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 (the path it is kept out of)
 USER_ID = 10001
 AGENT_OVERHEAD = 512 * 2**20
+AGENT_STORAGE = 256 * 2**20
 PAGE_TABLES = 256  # mapping the arena costs a part of it: 8 bytes a page in each of two processes
 CLIENT_MEMORY = 128 * 2**20
 
@@ -34,16 +37,20 @@ SECURITY_CONTEXT = {
 }
 
 
-def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed: bool, as_root: bool) -> dict[str, Any]:
+def agent_container(
+    pool: KVCachePool, image: str, revision: str, named: Iterable[str], *, guaranteed: bool, as_root: bool
+) -> dict[str, Any]:
     """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's. revision:
-    the hash of the pod's template; as_root: whether the pod's own security context makes its containers root."""
+    the hash of the pod's template; named: the pod's own volumes; as_root: whether the pod's own security context makes
+    its containers root."""
     arena = int(pool.spec.tiers.memory.size)
     memory = arena + AGENT_OVERHEAD + arena // PAGE_TABLES
+    storage = _storage(memory, format_quantity(AGENT_STORAGE + ephemeral_bytes(pool)))
     said = pool.spec.agent.resources
     # In a Guaranteed pod the limit is requested, too, and under the static CPU policy a core is taken from all others.
     resources = complete(
-        {"cpu": "250m", **_storage(memory, "256Mi")},
-        {"cpu": "1" if guaranteed else "2", **_storage(memory, "256Mi")},
+        {"cpu": "250m", **storage},
+        {"cpu": "1" if guaranteed else "2", **storage},
         (said.requests, said.limits),
         guaranteed=guaranteed,
     )
@@ -80,6 +87,7 @@ def agent_container(pool: KVCachePool, image: str, revision: str, *, guaranteed:
         "volumeMounts": [
             {"name": CONFIG_VOLUME, "mountPath": CONFIG_DIR, "readOnly": True},
             {"name": RUN_VOLUME, "mountPath": RUN_DIR},
+            *disk_mounts(pool, named),
             _no_token(),
         ],
     }
@@ -103,7 +111,7 @@ def client_container(image: str, *, guaranteed: bool, as_root: bool) -> dict[str
     }
 
 
-def volumes(config_map: str) -> list[dict[str, Any]]:
+def volumes(pool: KVCachePool, config_map: str) -> list[dict[str, Any]]:
     """The volumes of both. The run directory is memory: full, it refuses a write instead of evicting the
     pod."""
     return [
@@ -111,6 +119,7 @@ def volumes(config_map: str) -> list[dict[str, Any]]:
         {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
         {"name": CLIENT_VOLUME, "emptyDir": {}},
         {"name": NO_TOKEN_VOLUME, "emptyDir": {}},
+        *disk_volumes(pool),
     ]
 
 

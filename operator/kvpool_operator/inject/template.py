@@ -31,11 +31,13 @@ MAX_ANNOTATIONS = 256 * 2**10  # the API server's bound on names and values toge
 @dataclass(frozen=True)
 class Settings:
     """`image`: the agent's image, in place of the pool's own. `default_image`: where the pool names none.
-    `kubernetes`: version of the oldest node, None where nobody knows it."""
+    `kubernetes`: version of the oldest node, None where nobody knows it. `claims`: volumes that each pod gets beside
+    those of its template, as a StatefulSet's do."""
 
     image: str = ""
     default_image: str = ""
     kubernetes: tuple[int, int] | None = None
+    claims: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def inject(template: dict[str, Any], pool: KVCachePool, settings: Settings) -> I
         engine = find_engine(result["spec"].get("containers") or [], pool.spec.engine.container, before)
         refuse_engine(engine, pool)
         refuse_mounts(engine)
-        _join(Edits(result), engine, pool, image)
+        _join(Edits(result), engine, pool, image, settings.claims)
     except Refused as refused:
         return Skip(refused.reason)
     return Injected(result, str(engine["name"]))
@@ -95,7 +97,7 @@ def _restored(template: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return result, ""  # what it stood for is found by its names, and refused
 
 
-def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -> None:
+def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, claims: frozenset[str]) -> None:
     spec, own = edits.template["spec"], pool.metadata.name
     host_pool = int(pool.spec.engine.host_pool.size)
     revision = template_hash(spec, client_config(pool))
@@ -104,8 +106,9 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str) -
     guaranteed = resources.is_guaranteed(spec)
     as_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
     client = containers.client_container(image, guaranteed=guaranteed, as_root=as_root)
-    agent = containers.agent_container(pool, image, revision, guaranteed=guaranteed, as_root=as_root)
-    for volume in containers.volumes(pool_object_name(own)):
+    named = claims | {volume.get("name") for volume in spec.get("volumes") or []}
+    agent = containers.agent_container(pool, image, revision, named, guaranteed=guaranteed, as_root=as_root)
+    for volume in containers.volumes(pool, pool_object_name(own)):
         edits.add(("spec", "volumes"), volume)
     mount_keys(edits, agent, pool, edits.template["metadata"]["labels"])
     room_for_host_pool(edits, engine, host_pool)

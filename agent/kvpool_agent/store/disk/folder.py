@@ -1,0 +1,261 @@
+"""The folder of the disk tier: every system call on it, and the order of writes that no loss of power breaks.
+
+A file is written under a temporary name, synced, renamed, and the folder synced: under its final name it is whole. Its
+name is random and says nothing. Only this folder, below the one that was named, is ever touched, and only files named
+as here are opened, never followed as links, never waited for as pipes. Where the volume takes it, reads and writes go
+past the page cache; elsewhere what was written is synced and dropped from it every few megabytes, so the cache never
+counts much of it against the container's memory.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool_agent.store.disk import header as codec
+from kvpool_agent.store.disk.faults import IN_USE, Damaged, DiskError
+from kvpool_agent.store.disk.header import ExtentHeader
+
+FOLDER = "kvpool-extents"
+LOCK = "lock"
+TEMPORARY, BAD = "tmp-", "bad-"
+SYNC_BYTES = 8 << 20
+_NAME = re.compile(r"[0-9a-f]{32}")
+_MAX_VIEWS = 512
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file in the folder: its name, bytes, when it was written (ns)."""
+
+    name: str
+    size: int
+    written: int
+
+
+class Folder:
+    """Opened, locked, ours alone. Every call may block for as long as the disk pleases. Raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        """Raises DiskError where another process holds the folder."""
+        self._path = Path(path) / FOLDER
+        self._path.mkdir(0o700, exist_ok=True)
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+        self._lock = -1
+        self.direct = True  # until the volume refuses it
+        try:
+            self._lock = os.open(LOCK, os.O_RDONLY | os.O_CREAT | _OPEN | os.O_NONBLOCK, 0o600, dir_fd=self._fd)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise DiskError(IN_USE, f"another process has locked {path}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the use of the folder, and the lock. Nobody may be in a call."""
+        for descriptor in (self._lock, self._fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._fd = -1
+
+    def check(self) -> None:
+        """Raises OSError where the path leads elsewhere by now, or nothing can be written."""
+        if not os.path.samestat(self._path.lstat(), os.fstat(self._fd)):
+            raise OSError(errno.ENOENT, "another folder is there now")
+        if os.fstatvfs(self._fd).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    @property
+    def volume_bytes(self) -> int:
+        volume = os.fstatvfs(self._fd)
+        return volume.f_blocks * volume.f_frsize
+
+    def list(self) -> tuple[list[Found], list[Found]]:
+        """Extents, newest first, and files in quarantine, newest first. Temporary files are removed."""
+        extents, bad = list[Found](), list[Found]()
+        with os.scandir(self._fd) as entries:
+            for entry in entries:
+                if entry.name.startswith(TEMPORARY):
+                    self.remove(entry.name)
+                    continue
+                kind = extents if _NAME.fullmatch(entry.name) else bad if entry.name.startswith(BAD) else None
+                if kind is not None:
+                    status = entry.stat(follow_symlinks=False)
+                    kind.append(Found(entry.name, status.st_size, status.st_mtime_ns))
+        for found in (extents, bad):
+            found.sort(key=lambda each: -each.written)
+        return extents, bad
+
+    def header(self, name: str) -> ExtentHeader:
+        """What the file says it holds. Raises Damaged where it is no whole extent of this version."""
+        descriptor = self._open(name, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead into blocks
+            start = os.pread(descriptor, codec.PAGE, 0)
+            length = codec.length_of(start)
+            found = codec.decode(start + os.pread(descriptor, length - len(start), len(start)) if length else b"")
+            if found is None:
+                raise Damaged("its header does not check, or is another version's")
+            if os.fstat(descriptor).st_size != found.file_bytes:
+                raise Damaged("it is shorter or longer than its header says")
+            return found
+        finally:
+            os.close(descriptor)
+
+    def write(self, header: ExtentHeader, blocks: Sequence[memoryview], still_right: Callable[[], bool]) -> str | None:
+        """Writes an extent and returns its name; None, and no file is left, where `still_right` says, when all bytes
+        are on the disk, that they may not be those that were meant. Raises OSError, and no file is left either."""
+        name = secrets.token_hex(16)
+        temporary = TEMPORARY + name
+        try:
+            self._fill(temporary, header, blocks)
+            if not still_right():
+                self.remove(temporary)
+                return None
+            os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            os.fsync(self._fd)
+        except BaseException:
+            for left in (temporary, name):
+                with contextlib.suppress(OSError):
+                    self.remove(left)
+            raise
+        return name
+
+    def read(self, name: str, header: ExtentHeader, places: Iterable[tuple[int, memoryview]]) -> None:
+        """Fills each view with the block at its position. Raises Damaged where the file has no such bytes."""
+        runs = list(_runs(header, places))
+        for descriptor, bypasses in self._either_way(name, os.O_RDONLY, header):
+            try:
+                for offset, views in runs:
+                    _all(os.preadv, descriptor, views, offset)
+                if not bypasses:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            except OSError as error:
+                self._refused(error, bypasses=bypasses)
+            else:
+                return
+            finally:
+                os.close(descriptor)
+
+    def remove(self, name: str) -> None:
+        """One that is not there harms nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(name, dir_fd=self._fd)
+            except IsADirectoryError:
+                os.rename(name, f"dir-{secrets.token_hex(16)}", src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def quarantine(self, name: str) -> str:
+        """Puts a file aside, whatever it is; its new name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(name, BAD + name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        return BAD + name
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _fill(self, name: str, header: ExtentHeader, blocks: Sequence[memoryview]) -> None:
+        encoded = codec.encode(header)
+        with mmap.mmap(-1, len(encoded)) as start:  # aligned, as direct I/O wants it
+            start[:] = encoded
+            gap = memoryview(bytes(codec.padded(header.block_bytes) - header.block_bytes))
+            for descriptor, bypasses in self._either_way(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, header):
+                try:
+                    with memoryview(start) as view:
+                        pieces = [view, *(piece for block in blocks for piece in (block, gap) if len(piece))]
+                        _write(descriptor, pieces, bypasses=bypasses)
+                        del pieces
+                    os.fsync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                except OSError as error:
+                    self._refused(error, bypasses=bypasses)
+                else:
+                    return
+                finally:
+                    os.close(descriptor)
+
+    def _either_way(self, name: str, flags: int, header: ExtentHeader) -> Iterator[tuple[int, bool]]:
+        """An open descriptor, and whether it goes past the page cache; another one where the volume has refused that.
+        Whole pages alone can."""
+        while True:
+            bypasses = self.direct and header.block_bytes % codec.PAGE == 0
+            try:
+                descriptor = self._open(name, flags | (os.O_DIRECT if bypasses else 0))
+            except OSError as error:
+                self._refused(error, bypasses=bypasses)
+            else:
+                yield descriptor, bypasses
+
+    def _refused(self, error: OSError, *, bypasses: bool) -> None:
+        if error.errno != errno.EINVAL or not bypasses:
+            raise error
+        self.direct = False
+
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            descriptor = os.open(name, flags | _OPEN | os.O_NONBLOCK, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise Damaged("it is no regular file") from None
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise Damaged("it is no regular file")
+        return descriptor
+
+
+def _write(descriptor: int, pieces: Sequence[memoryview], *, bypasses: bool) -> None:
+    """Writes the pieces one after another; what went through the page cache leaves it every few megabytes."""
+    at = synced = size = 0
+    batch: list[memoryview] = []
+    for number, piece in enumerate(pieces, 1):
+        batch.append(piece)
+        size += len(piece)
+        if size < SYNC_BYTES and len(batch) < _MAX_VIEWS and number < len(pieces):
+            continue
+        _all(os.pwritev, descriptor, batch, at)
+        at, size, batch = at + size, 0, []
+        if not bypasses and at - synced >= SYNC_BYTES:
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, at, os.POSIX_FADV_DONTNEED)
+            synced = at
+
+
+def _runs(header: ExtentHeader, places: Iterable[tuple[int, memoryview]]) -> Iterable[tuple[int, list[memoryview]]]:
+    """(offset, views) of each read: neighbours in the file are one, where nothing lies between them."""
+    gapless = header.block_bytes % codec.PAGE == 0
+    start, views = -2, list[memoryview]()
+    for position, view in places:
+        if views and gapless and position == start + len(views) and len(views) < _MAX_VIEWS:
+            views.append(view)
+            continue
+        if views:
+            yield header.offset(start), views
+        start, views = position, [view]
+    if views:
+        yield header.offset(start), views
+
+
+def _all(
+    move: Callable[[int, Sequence[memoryview], int], int], descriptor: int, views: Sequence[memoryview], offset: int
+) -> None:
+    """Moves all bytes of the views, however few the kernel takes at a time."""
+    left = list(views)
+    while left:
+        moved = move(descriptor, left, offset)
+        if not moved:
+            raise Damaged("it ends before its blocks do")
+        offset += moved
+        while left and moved >= len(left[0]):
+            moved -= len(left.pop(0))
+        if left and moved:
+            left[0] = left[0][moved:]

@@ -1,0 +1,90 @@
+"""`tiers`: where an agent keeps blocks, in its arena and on a volume, how many bytes of each, and what makes room."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
+from kvpool_operator.desired.parts import Bytes, PoolError, field
+
+MIB, GIB = 2**20, 2**30
+EXCLUDED = "storageClassName and podVolume exclude each other; set one of them"
+NO_SIZE = "storageClassName claims a volume without size; set size"
+KEYED = "blocks of cacheNamespaces would lie there in clear; leave out one of the two"
+
+
+class MemoryTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The arena: the agent's host tier in shared memory."""
+
+    size: Annotated[
+        Bytes,
+        field(
+            "Hard limit of bytes. The agent's container asks for these and 512Mi. Pods that run keep the arena "
+            "that they have.",
+            least=MIB,
+        ),
+    ] = Bytes(8 * GIB)
+    owned_percent: Annotated[
+        int,
+        field(
+            "Percent of the arena that blocks computed beside the agent keep from copies of other members' blocks; the "
+            "rest is kept for copies. Either uses what the other leaves free.",
+            ge=0,
+            le=100,
+        ),
+    ] = DEFAULT_OWNED_PERCENT
+    eviction: Annotated[
+        Literal["GDSF", "LRU", "S3FIFO"],
+        field(
+            "Which block makes room. GDSF: the one in the fewest requests, four counting as many, lately; LRU: the one "
+            "not used for longest; S3FIFO: newcomers that no second request contains leave soon.",
+        ),
+    ] = DEFAULT_EVICTION
+
+
+class DiskTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Files on a volume: blocks that two requests contained outlive their place in the arena, and the agent's
+    container. The volume is one of the pod's own, one claimed for each pod, or else an emptyDir on the node. Blocks lie
+    there in clear, so there is no disk tier beside cacheNamespaces."""
+
+    size: Annotated[
+        Bytes,
+        field(
+            "Bytes of the volume; the tier takes nine tenths of them. 0: no disk tier or, with podVolume, the whole "
+            "volume. An emptyDir of this size is added to the agent's requests and limits of ephemeral-storage.",
+            least=0,
+        ),
+    ] = Bytes(0)
+    storage_class_name: Annotated[
+        str,
+        field("A volume of this class is claimed for each pod and goes with it. It needs a size.", max_length=253),
+    ] = ""
+    pod_volume: Annotated[
+        str,
+        field(
+            "Name of a volume of the pod that the tier uses, such as a StatefulSet's claim: it may survive the pod. No "
+            "two pods may share it.",
+            max_length=63,
+        ),
+    ] = ""
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.size or self.pod_volume)
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Where an agent keeps blocks."""
+
+    memory: MemoryTier = msgspec.field(default_factory=MemoryTier)
+    disk: DiskTier = msgspec.field(default_factory=DiskTier)
+
+
+def check_disk(disk: DiskTier, *, keyed: bool) -> None:
+    """Raises PoolError. keyed: whether there are cache namespaces with keys."""
+    if disk.storage_class_name and disk.pod_volume:
+        raise PoolError(f"pool field spec.tiers.disk: {EXCLUDED}")
+    if disk.storage_class_name and not disk.size:
+        raise PoolError(f"pool field spec.tiers.disk: {NO_SIZE}")
+    if disk.wanted and keyed:
+        raise PoolError(f"pool field spec.tiers.disk: {KEYED}")
