@@ -268,8 +268,9 @@ def test_misses_of_a_request_that_is_preempted_are_counted_once(attach: Callable
     while 2 not in plans:  # its plan may come before its preemption: then there is one plan alone
         assert len(plans) < 50, "no request was asked for twice"
         tokens = prompt(f"twice {len(plans)}", BLOCKS)
-        before = Side(b.node, b.node.status())
+        before, giver = (Side(side.node, side.node.status()) for side in (b, a))
         a.node.engine.serve(tokens[: BLOCKS // 2 * BLOCK_TOKENS])
+        giver.until_stored(BLOCKS // 2)
         engine = b.node.until_knows(tokens).engine
         (served,) = engine.serve_together([tokens], lambda step, engine=engine: step == 1 and not engine.loading)
         assert (served.pool, served.computed, served.equal) == (BLOCKS // 2, BLOCKS // 2, True)

@@ -102,6 +102,8 @@ def test_of_two_that_were_alone_the_one_that_finds_the_other_first_is_refused(po
     a, b = pool.all_started("ab")
     # neither knows the other yet when its engine comes
     a.replica.pool.members.write_text("")
+    for node in (a, b):
+        node.until("nobody else", lambda status: not status.peers)
     verdict(a.attach(probe=True), "alone")
     verdict(b.attach(probe=True, layout=halves_swapped), "alone")
     assert a.engine.serve(prompt("p", 4)) == Served(computed=4)
