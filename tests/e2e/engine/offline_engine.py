@@ -41,10 +41,30 @@ def ask(
     return {"tokens": {k: after[k] - before[k] for k in after}, "answer": [list(one.token_ids), chances]}
 
 
+def together(engine: LLM, prompts: list[list[int]], answer_tokens: int) -> dict[str, Any]:
+    """All at once: prompt tokens by source over all of them, token ids of each answer, and how often one of them made
+    way for another."""
+    before, preempted = tokens_by_source(engine), preemptions(engine)
+    wanted = SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True, detokenize=False)
+    found = engine.generate([{"prompt_token_ids": tokens} for tokens in prompts], wanted, use_tqdm=False)
+    after = tokens_by_source(engine)
+    return {
+        "tokens": {k: after[k] - before[k] for k in after},
+        "answers": [list(one.outputs[0].token_ids) for one in found],
+        "preemptions": preemptions(engine) - preempted,
+    }
+
+
+def preemptions(engine: LLM) -> int:
+    return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions")
+
+
 def do(engine: LLM, what: str, **arguments: Any) -> Any:
     match what:
         case "ask":
             return ask(engine, **arguments)
+        case "together":
+            return together(engine, **arguments)
         case "reset":
             return engine.reset_prefix_cache(reset_connector=arguments["external"])
         case "sleep":
