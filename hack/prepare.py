@@ -2,6 +2,7 @@
 """Prepares what the demo and the tests need, in a cache outside the checkout, and prints where it lies.
 
     prepare.py dev      a virtual environment with the project's own dependencies
+    prepare.py fuzz     that, and a coverage-guided fuzzer
     prepare.py release  a virtual environment with the tools of a release
     prepare.py engine   a virtual environment with vLLM's CPU build
     prepare.py model    SmolLM2-135M-Instruct, converted once to safetensors
@@ -113,6 +114,10 @@ def dev() -> Path:
     return of_extras("dev", "agent", "operator", "cli", "dev")
 
 
+def fuzz() -> Path:
+    return of_extras("fuzz", "agent", "operator", "cli", "dev", "fuzz")
+
+
 def release() -> Path:
     return of_extras("release", "release")
 
@@ -206,7 +211,7 @@ def preflight() -> str:
 
 def main() -> None:
     actions: dict[str, Callable[[], Path]] = {
-        "dev": dev, "release": release, "engine": engine, "model": model, "debian": debian,
+        "dev": dev, "fuzz": fuzz, "release": release, "engine": engine, "model": model, "debian": debian,
     }  # fmt: skip
     action = sys.argv[1] if len(sys.argv) == 2 else ""
     if action == "preflight":
