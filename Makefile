@@ -24,7 +24,7 @@ help:
 	@echo "make cluster  the suite on a real Kubernetes"
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
 	@echo "make release  what a release consists of, into dist/: wheel, lists of what the images hold, audit"
-	@echo "make soak     a fuzzer over both ports, then an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
+	@echo "make soak     a fuzzer over both ports, the control plane at scale, then an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
 
 demo:
 	@$(PYTHON) hack/prepare.py preflight
@@ -42,4 +42,5 @@ gpu-check:
 soak: export PYTHONPATH := $(PYTHONPATH):$(CURDIR)/tests/e2e:$(CURDIR)/examples/demo
 soak:
 	@$$($(PYTHON) hack/prepare.py fuzz)/bin/python tests/soak/fuzz.py
+	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/scale.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/soak.py

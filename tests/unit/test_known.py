@@ -8,7 +8,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from kvpool_operator.controller.cluster import Cluster, Document
-from kvpool_operator.controller.known import JITTER, Known
+from kvpool_operator.controller.known import SPREAD, Known
 
 KEY, GOOD_SECONDS = ("a", "chat"), 60.0
 CONFIG_MAP = {"kind": "ConfigMap", "metadata": {"namespace": "a", "name": "chat-kvpool"}}
@@ -68,9 +68,9 @@ ALL = {"read_pool": 1, "read": 2, "pods": 1}
 
 def test_a_second_pass_asks_nothing_until_what_is_known_is_old(server: Server) -> None:
     assert server.a_pass() == ALL
-    server.now += GOOD_SECONDS * (1 - JITTER) - 1
+    server.now += GOOD_SECONDS * (1 - SPREAD) - 1
     assert server.a_pass() == {}
-    server.now += 2 * JITTER * GOOD_SECONDS + 2
+    server.now += SPREAD * GOOD_SECONDS + 2
     assert server.a_pass() == ALL
 
 

@@ -20,7 +20,7 @@ from kvpool_operator.desired.update import Change
 
 POOL, PODS = "pool", "pods"
 OBJECTS = ("ConfigMap", "Service")
-JITTER = 0.1  # so that pools that were made together are not read together for ever
+SPREAD = 0.5  # of that time: pools that were made together are read one after another
 
 Place = tuple[str, Key]  # what lies there, and the namespace and name under which it does
 Found = TypeVar("Found")
@@ -30,7 +30,7 @@ class Known(Cluster):
     """The API server, asked again only for what may have changed. What is returned is not to be altered."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """seconds: how long what was read is good where nobody says that it has changed."""
+        """seconds: how long at most what was read is good where nobody says that it has changed."""
         super().__init__()
         self._seconds, self._clock = seconds, clock
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class Known(Cluster):
         answer = ask()
         with self._lock:
             if self._turns.get(place, 0) == turn:
-                self._found[place] = answer, now + self._seconds * random.uniform(1 - JITTER, 1 + JITTER)
+                self._found[place] = answer, now + self._seconds * random.uniform(1 - SPREAD, 1)
         return answer
 
     def _doubt(self, *places: Place) -> None:

@@ -78,9 +78,13 @@ class Door:
 class Controller:
     """`start` and `kill` may be called again and again."""
 
-    def __init__(self, kube: Kube, folder: Path, *arguments: str, everywhere: bool = True) -> None:
-        """everywhere: it may look at all namespaces, else at that of `kube` alone. arguments: more of its command."""
+    def __init__(
+        self, kube: Kube, folder: Path, *arguments: str, everywhere: bool = True, behind_a_door: bool = True
+    ) -> None:
+        """everywhere: it may look at all namespaces, else at that of `kube` alone. arguments: more of its command.
+        behind_a_door: else it goes to the API server itself, past this process."""
         self.kube, self.folder, self._everywhere, self._arguments = kube, folder, everywhere, arguments
+        self._behind_a_door = behind_a_door
         self._process: subprocess.Popen[bytes] | None = None
         self.metrics_port, self.liveness_port = _free_port(), _free_port()
         self._kubeconfig = folder / "controller.kubeconfig"
@@ -105,10 +109,16 @@ class Controller:
         config: dict[str, Any] = yaml.safe_load(kube.provided.kubeconfig.read_text())
         server = config["clusters"][0]["cluster"]["server"]
         host, _, port = server.removeprefix("https://").partition(":")
-        self.door = Door(host, int(port))
-        config["clusters"][0]["cluster"]["server"] = f"https://{LOOPBACK}:{self.door.port}"
+        if self._behind_a_door:
+            self.door = Door(host, int(port))
+            config["clusters"][0]["cluster"]["server"] = f"https://{LOOPBACK}:{self.door.port}"
         config["users"][0]["user"] = {"token": token}
         self._kubeconfig.write_text(json.dumps(config))
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
 
     @property
     def log_file(self) -> Path:
