@@ -210,6 +210,7 @@ class _Arena:
 
 class _Slab:
     fingerprint, slot_bytes, number, first_slot, space = FORMAT, ROW, 0, 0, Space()
+    below = None
 
     def __init__(self) -> None:
         self.arena, self.heat, self.heat_lock = _Arena(), mock.MagicMock(), threading.Lock()
