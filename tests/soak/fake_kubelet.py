@@ -1,7 +1,7 @@
 """A kubelet without containers: takes the pods that name it as their scheduler, binds each to one of its nodes, gives
 it an address, and says of its containers what a kubelet says of them.
 
-Addresses come from a range for benchmarks that the loopback device answers for (`routed`), so that a test's server can
+Addresses come from a range for benchmarks that the loopback device answers for (`route`), so that a test's server can
 stand behind all of them. Its nodes stay ready as long as it runs.
 """
 
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import ipaddress
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from fake_agents import FakeAgents
@@ -24,15 +23,10 @@ LEASE_SECONDS = 4.0
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 
 
-@contextlib.contextmanager
-def routed() -> Iterator[None]:
-    """This machine answers at every address of the range."""
-    route = ["local", str(RANGE), "dev", "lo"]
-    subprocess.run(["ip", "route", "replace", *route], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["ip", "route", "del", *route], check=True)
+def route() -> None:
+    """This network namespace answers at every address of the range."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["ip", "route", "replace", "local", str(RANGE), "dev", "lo"], check=True)
 
 
 class FakeKubelet:
