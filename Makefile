@@ -18,7 +18,7 @@ help:
 	@echo "make demo     three vLLM replicas on this machine share prefix KV-cache, the third joins warm"
 	@echo "make check    lint, types, arrows, unit tests (a minute)"
 	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
-	@echo "make tiers    what agents keep, in the arena and on disks, bad ones too (four minutes)"
+	@echo "make tiers    what agents keep, in the arena and on disks, bad ones too; recorded traffic (four minutes)"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make security attacks on agents and on the bytes between them (four minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
@@ -44,3 +44,4 @@ soak:
 	@$$($(PYTHON) hack/prepare.py fuzz)/bin/python tests/soak/fuzz.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/scale.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/soak.py
+	@KVPOOL_WHOLE_TRACES=1 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_replay.py

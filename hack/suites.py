@@ -20,7 +20,7 @@ from pathlib import Path
 import prepare
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("kvpool_contract", "kvpool_client", "kvpool_agent", "kvpool_operator", "kvpool_cli")
+PACKAGES = ("kvpool_contract", "kvpool_client", "kvpool_agent", "kvpool_lab", "kvpool_operator", "kvpool_cli")
 CLUSTER_NEEDS = REPOSITORY / "hack" / "cluster_packages.sh"
 
 

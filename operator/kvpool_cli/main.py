@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kvpool_cli import injection, inspection, members, report
+from kvpool_cli import injection, inspection, members, plan, report
 from kvpool_cli.manifests import ManifestError
 from kvpool_contract.reasons import explain
 from kvpool_operator.desired.pool import PoolError
@@ -105,6 +105,52 @@ def status(pool: str, namespace: str, members_file: str, output: str, kubeconfig
     except members.MembersError as error:
         raise InputError(str(error)) from None
     click.echo(report.as_json(answers) if output == "json" else report.as_table(answers), nl=False)
+
+
+@main.command("plan")
+@click.option("--trace", "trace", required=True, type=click.Path(path_type=Path), help="Recorded requests (see above).")
+@click.option(
+    "--policy", "policies", multiple=True, type=click.Choice(plan.POLICIES), help="Eviction policy (default: each)."
+)
+@click.option(
+    "--capacity",
+    "capacities",
+    multiple=True,
+    required=True,
+    help="Arena of a pool: bytes such as 64Gi, or percent of the trace's distinct blocks such as 5%. May be repeated.",
+)
+@click.option("--bytes-per-token", default=131072, show_default=True, type=click.IntRange(1), help="Of the model's KV.")
+@click.option(
+    "--block-tokens", default=512, show_default=True, type=click.IntRange(1), help="Where the trace does not say."
+)
+@click.option(
+    "--warm-up-percent",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 99),
+    help="Requests that fill the arena and are not counted.",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def plan_command(
+    trace: Path,
+    policies: tuple[str, ...],
+    capacities: tuple[str, ...],
+    bytes_per_token: int,
+    block_tokens: int,
+    warm_up_percent: int,
+    output: str,
+) -> None:
+    """Say what share of a trace's prompt tokens arenas of some sizes would have held, under each eviction policy.
+
+    The trace is a file of Mooncake's format, a request a line with `input_length` and `hash_ids`, or of WEKA's Claude
+    Code sessions, plain, .gz or .xz. It goes through the code by which agents evict.
+    """
+    wanted = plan.Wanted(trace, policies or plan.POLICIES, capacities, bytes_per_token, block_tokens, warm_up_percent)
+    try:
+        planned = plan.plan(wanted)
+    except plan.PlanError as error:
+        raise InputError(str(error)) from None
+    click.echo(plan.as_json(planned) if output == "json" else plan.as_text(planned), nl=False)
 
 
 def _read(filename: str) -> str:

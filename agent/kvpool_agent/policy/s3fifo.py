@@ -3,8 +3,9 @@
 A block that no second request contained while it passed the small queue leaves it; if it comes back while it is
 remembered it goes to the main queue at once. The main queue gives a block another round for each request that contained
 it since, three at most. The published algorithm evicts whoever comes up. Here a block may be bound, by a block that
-hangs on it or by a reader: one that comes up bound and was not used again steps aside, and when it is free it comes up
-before all that came later. So an age is never lost, and no scan passes the same bound block twice.
+hangs on it or by a reader: one that comes up bound and was not used again steps aside. When it is free it comes up
+before all that came later; when it is used again meanwhile it goes to the main queue. So an age is never lost, no scan
+passes the same bound block twice, and parents that wait for their children take no room in the small queue.
 """
 
 import heapq
@@ -29,9 +30,13 @@ class _Place(Generic[K]):
         self.uses = self.number = 0
         self.free = self.ordered = self.due = False
 
+    @property
+    def aside(self) -> bool:
+        return not (self.ordered or self.due)
+
 
 class _Queue(Generic[K]):
-    """First in, first out. `blocks`: in the order, aside or due."""
+    """First in, first out. `blocks`: in the order or due, without those aside."""
 
     def __init__(self) -> None:
         self.blocks = 0
@@ -43,13 +48,10 @@ class _Queue(Generic[K]):
         self._order[place.key] = place
         self.blocks += 1
 
-    def leave(self, place: _Place[K]) -> None:
-        self.blocks -= 1
-        self._step_aside(place)
-
     def free(self, place: _Place[K]) -> None:
-        if not place.ordered and not place.due:
+        if place.aside:
             place.due = True
+            self.blocks += 1
             heapq.heappush(self._due, (place.number, place))
 
     def first(self, again: Callable[[_Place[K]], None]) -> _Place[K] | None:
@@ -61,7 +63,7 @@ class _Queue(Generic[K]):
                 if not place.due or place.number != number or not place.free:
                     heapq.heappop(self._due)
                     if place.number == number:
-                        place.due = False
+                        self.leave(place)
                     continue
             else:
                 place = next(iter(self._order.values()))
@@ -69,12 +71,14 @@ class _Queue(Generic[K]):
                     if place.uses > 1:
                         again(place)
                     else:
-                        self._step_aside(place)
+                        self.leave(place)
                     continue
             return place
         return None
 
-    def _step_aside(self, place: _Place[K]) -> None:
+    def leave(self, place: _Place[K]) -> None:
+        """Out of the order, or due no more."""
+        self.blocks -= not place.aside
         if place.ordered:
             del self._order[place.key]
         place.ordered = place.due = False
@@ -101,6 +105,8 @@ class S3Fifo(Generic[K]):
     def use(self, key: K) -> None:
         place = self._places[key]
         place.uses = min(place.uses + 1, ROUNDS + 1)
+        if place.uses > 1 and place.aside and place.queue is self._small:
+            self._again(place)
 
     def touch(self, key: K) -> None:
         """Nothing: order is by arrival."""
