@@ -69,6 +69,18 @@ RULES = {
             NO_SIZE,
         ),
     ],
+    "spec.transport.tls": [
+        (
+            "!has(self.mode) || self.mode != 'Secret' || (has(self.secretRef) && has(self.secretRef.name) && "
+            "self.secretRef.name != '')",
+            "mode Secret needs secretRef.name; name the Secret",
+        ),
+        (
+            "(has(self.mode) && self.mode == 'Secret') || !has(self.secretRef) || !has(self.secretRef.name) || "
+            "self.secretRef.name == ''",
+            "only mode Secret uses secretRef.name; remove it, or set mode: Secret",
+        ),
+    ],
     "spec.agent.resources": [
         (
             "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "

@@ -230,7 +230,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--identity-dir",
         type=Path,
-        default=Path("/var/run/kvpool/identity"),
+        default=Path("/kvpool/identity"),
         help="folder of the token (tls.mode Managed), or of tls.crt, tls.key and ca.crt (Files)",
     )
     return parser.parse_args(arguments)

@@ -14,6 +14,7 @@ from kvpool_cli.manifests import Document, ManifestError
 from kvpool_contract.names import POOL_LABEL
 from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_pool
+from kvpool_operator.desired.trust import needs_trust
 from kvpool_operator.inject import Injected, Settings, inject, restore
 
 KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
@@ -22,10 +23,12 @@ KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
 @dataclass(frozen=True)
 class Outcome:
     """The manifest and what each of its workloads costs, or the workloads that were left alone with the reason of
-    each."""
+    each. `needs_operator`: the members' configuration is not in it, since the controller alone knows whom they are to
+    trust."""
 
     text: str = ""
     costs: tuple[str, ...] = ()
+    needs_operator: bool = False
     skipped: tuple[tuple[str, str], ...] = ()
 
 
@@ -62,7 +65,9 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
             costs.append(memory(_title(document.content), restore(_template(document.content)), result, pool))
         else:
             skipped.append((_title(document.content), result.reason))
-    return Outcome(skipped=tuple(skipped)) if skipped else Outcome(manifests.join(texts), tuple(costs))
+    if skipped:
+        return Outcome(skipped=tuple(skipped))
+    return Outcome(manifests.join(texts), tuple(costs), needs_trust(pool))
 
 
 def _workloads(documents: list[Document], pool: str) -> list[Document]:

@@ -6,11 +6,12 @@ Exit codes: 0 done, 2 the user's input can't be used, 3 an object was left alone
 """
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from kvpool_cli import injection, inspection, members, plan, report
+from kvpool_cli import injection, inspection, manifests, members, plan, report
 from kvpool_cli.manifests import ManifestError
 from kvpool_contract.reasons import explain
 from kvpool_operator.desired.pool import PoolError
@@ -18,6 +19,10 @@ from kvpool_operator.desired.quantity import QuantityError
 from kvpool_operator.inject import Settings
 
 EXIT_INPUT, EXIT_SKIPPED, EXIT_PROBLEM = 2, 3, 4
+NEEDS_OPERATOR = (
+    "pool {}: its members prove who they are by certificates, so their configuration comes from the operator: apply "
+    "the pool, too. Without the operator set spec.transport.tls.mode: Disabled."
+)
 
 
 class InputError(click.ClickException):
@@ -38,9 +43,9 @@ def main() -> None:
 def inject(filename: str, pool_file: str, image: str) -> None:
     """Print the manifest with its workload joined to the pool, for `kubectl apply -f -`.
 
-    The pool's ConfigMap and headless Service come first, then every document of the manifest; what a workload's pods
-    need of memory is said on stderr. A workload that can't join is named there with the reason; nothing is printed
-    then, and the exit code is 3.
+    The pool's headless Service comes first, and the ConfigMap of its members where they need no certificates; then
+    every document of the manifest; what a workload's pods need of memory is said on stderr. A workload that can't join
+    is named there with the reason; nothing is printed then, and the exit code is 3.
     """
     try:
         pool = injection.load_pool(_read(pool_file))
@@ -53,27 +58,32 @@ def inject(filename: str, pool_file: str, image: str) -> None:
         raise click.exceptions.Exit(EXIT_SKIPPED)
     for cost in outcome.costs:
         click.echo(cost, err=True)
+    if outcome.needs_operator:
+        click.echo(NEEDS_OPERATOR.format(pool.metadata.name), err=True)
     click.echo(outcome.text, nl=False)
 
 
 @main.command()
 @click.argument("file", default="")
+@click.option("--secret", "secret_file", default="", help="With FILE: manifest of the Secret that its secretRef names.")
 @click.option("--pool", "pool_name", default="", help="Look at this pool of the cluster, and at its members.")
 @click.option("--pod", "pod_name", default="", help="Look at this pod: why it has no agent, or why it is not warm.")
 @click.option("-n", "--namespace", default="", help="Kubernetes namespace (default: the context's own).")
 @click.option("--kubeconfig", default="", help="Kubeconfig file in place of $KUBECONFIG or the default one.")
-def check(file: str, pool_name: str, pod_name: str, namespace: str, kubeconfig: str) -> None:
+def check(file: str, secret_file: str, pool_name: str, pod_name: str, namespace: str, kubeconfig: str) -> None:
     """Say what is wrong, a sentence and a fix for each thing; the exit code is 4 then.
 
-    With FILE (- reads stdin), whether it holds a KVCachePool that can be used, without a cluster. With --pool or --pod
-    how these are; with none of them whether the cluster is fit and kvpool is installed in it.
+    With FILE (- reads stdin), whether it holds a KVCachePool that can be used, without a cluster; with --secret also
+    whether the pool's members can prove who they are by that Secret. With --pool or --pod how these are; with none of
+    them whether the cluster is fit and kvpool is installed in it.
     """
     if sum(map(bool, (file, pool_name, pod_name))) > 1:
         raise InputError("name a file, --pool or --pod; one of the three, or nothing for the cluster")
+    if secret_file and not file:
+        raise InputError("--secret goes with a file that holds the pool; name it, too")
     try:
         if file:
-            pool = injection.load_pool(_read(file))
-            click.echo(f"pool {pool.metadata.name} in namespace {pool.metadata.namespace}: the spec is accepted")
+            _check_file(file, secret_file)
             return
         found = inspection.inspect(pool_name, pod_name, namespace, kubeconfig)
     except (PoolError, members.MembersError) as error:
@@ -82,6 +92,22 @@ def check(file: str, pool_name: str, pod_name: str, namespace: str, kubeconfig: 
         click.echo(str(each))
     if any(each.verdict == "problem" for each in found):
         raise click.exceptions.Exit(EXIT_PROBLEM)
+
+
+def _check_file(file: str, secret_file: str) -> None:
+    from kvpool_cli import certificate  # it loads cryptography, which no other command needs
+
+    pool, about = injection.load_pool(_read(file)), ""
+    if secret_file:
+        try:
+            about = certificate.check_secret(manifests.load(_read(secret_file))[0].content, pool, datetime.now(UTC))
+        except (ManifestError, certificate.CertificateError) as error:
+            raise InputError(str(error)) from None
+    click.echo(f"pool {pool.metadata.name} in namespace {pool.metadata.namespace}: the spec is accepted")
+    if about:
+        click.echo(about)
+    if pool.spec.transport.tls.mode == "Disabled":
+        click.echo("its members speak in clear and ask nobody who they are (transport.tls.mode: Disabled)")
 
 
 @main.command()

@@ -1,8 +1,7 @@
-"""The agents of a pool and what each answers: from a file of addresses, or through the API server's pod
-proxy.
+"""The agents of a pool and what each answers: from a file of addresses, or through the API server.
 
-The proxy reaches every pod that the user may see, from outside the cluster too, without a port-forward per
-pod. An agent that does not answer is an answer as well: it stands in the report with that reason.
+An agent tells its status to its own pod alone, so each is asked through a port-forward. One that does not answer is an
+answer as well: it stands in the report with that reason.
 """
 
 import http.client
@@ -11,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool_contract.names import POOL_LABEL, WORKER_PORT
+from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.status import AgentStatus, StatusError, decode_status
 
 TIMEOUT_SECONDS = 3.0
@@ -54,11 +53,14 @@ def read_pool(pool: str, k8s_namespace: str, kubeconfig: str) -> list[Answer]:
     from kubernetes.config.config_exception import ConfigException
     from urllib3.exceptions import HTTPError
 
+    from kvpool_cli import forward
+
     try:
         load: Any = config.load_kube_config  # its types are not declared
-        load(config_file=kubeconfig or None)
+        settings: Any = client.Configuration()
+        load(config_file=kubeconfig or None, client_configuration=settings)
         namespace = k8s_namespace or _context_namespace(config, kubeconfig)
-        api: Any = client.CoreV1Api()
+        api: Any = client.CoreV1Api(client.ApiClient(settings))
         listed = api.list_namespaced_pod(
             namespace, label_selector=f"{POOL_LABEL}={pool}", _request_timeout=TIMEOUT_SECONDS
         )
@@ -72,25 +74,10 @@ def read_pool(pool: str, k8s_namespace: str, kubeconfig: str) -> list[Answer]:
             f"workload was injected"
         )
 
-    def proxied(name: str) -> Callable[[], bytes]:
-        def get() -> bytes:
-            try:
-                response: Any = api.connect_get_namespaced_pod_proxy_with_path(
-                    f"{name}:{WORKER_PORT}",
-                    namespace,
-                    "status",
-                    _preload_content=False,
-                    _request_timeout=TIMEOUT_SECONDS,
-                )
-                return bytes(response.data)
-            except (ApiException, HTTPError) as error:
-                raise OSError(
-                    f"{getattr(error, 'status', '')} {getattr(error, 'reason', '') or error}".strip()
-                ) from None
+    def forwarded(name: str) -> Callable[[], bytes]:
+        return lambda: forward.get(settings, namespace, name, "/status", TIMEOUT_SECONDS)
 
-        return get
-
-    return _ask({name: proxied(name) for name in names})
+    return _ask({name: forwarded(name) for name in names})
 
 
 def _context_namespace(config: Any, kubeconfig: str) -> str:

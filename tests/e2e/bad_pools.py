@@ -79,8 +79,8 @@ BAD_POOLS = [
     _unknown(
         "engin",
         {},
-        "engine, tiers, prewarm, readiness, loading, cacheNamespaces, requestNamespace, gatewayKeySecretRef, agent, "
-        "paused",
+        "engine, tiers, prewarm, readiness, loading, cacheNamespaces, requestNamespace, gatewayKeySecretRef, "
+        "transport, agent, paused",
     ),
     _wrong("tiers.memory.ownedPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),
     _bad(
@@ -92,6 +92,31 @@ BAD_POOLS = [
     _unknown("tiers.ssd", {"size": "1Gi"}, "memory, disk"),
     _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
     _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
+    _unknown("transport.type", "TCP", "tls"),
+    _bad(
+        "transport.tls.mode",
+        "Off",
+        "'Off' is none of Managed, Secret, Disabled; use one of them",
+        "Unsupported value",
+    ),
+    BadPool(
+        "spec.transport.tls",
+        "pool field spec.transport.tls.secretRef.name: mode Secret needs it; name the Secret",
+        "mode Secret needs secretRef.name; name the Secret",
+        {"transport": {"tls": {"mode": "Secret"}}},
+    ),
+    BadPool(
+        "spec.transport.tls",
+        "pool field spec.transport.tls.secretRef.name: mode Managed uses none; remove it, or set mode: Secret",
+        "only mode Secret uses secretRef.name; remove it, or set mode: Secret",
+        {"transport": {"tls": {"secretRef": {"name": "s"}}}},
+    ),
+    _wrong(
+        "transport.tls.secretRef.name",
+        "A_B",
+        "expected `str` matching regex '^$|^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$'",
+        "should match",
+    ),
     _bad("tiers.memory.size", "8GB", f"'8GB' {QUANTITY}", QUANTITY),
     _bad("tiers.memory.size", "", f"'' {QUANTITY}", QUANTITY),
     _bad("tiers.memory.size", "8 Gi", f"'8 Gi' {QUANTITY}", QUANTITY),

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from kvpool_cli import manifests
-from kvpool_cli.main import main
+from kvpool_cli.main import NEEDS_OPERATOR, main
 
 GOLDEN = Path(__file__).parent / "golden"
 POOL, MANIFEST = GOLDEN / "pool.yaml", GOLDEN / "deployment.yaml"
@@ -42,7 +42,7 @@ def injected_names(result: Result) -> dict[str, bool]:
 
 def test_the_manifest_comes_out_joined() -> None:
     result = run("inject", "-f", MANIFEST, "--pool", POOL)
-    assert (result.exit_code, result.stderr) == (0, COSTS)
+    assert (result.exit_code, result.stderr) == (0, COSTS + NEEDS_OPERATOR.format("chat") + "\n")
     assert result.stdout == (GOLDEN / "joined.yaml").read_text()
 
 
@@ -71,9 +71,19 @@ def test_stdin_and_another_image() -> None:
     assert result.stdout == expected
 
 
+def test_a_pool_without_certificates_needs_no_operator(tmp_path: Path) -> None:
+    clear = tmp_path / "pool.yaml"
+    clear.write_text(POOL.read_text().replace("  tiers:", "  transport: {tls: {mode: Disabled}}\n  tiers:"))
+    result = run("inject", "-f", MANIFEST, "--pool", clear)
+    assert (result.exit_code, result.stderr) == (0, COSTS)
+    first, *_ = yaml.safe_load_all(result.stdout)
+    assert (first["kind"], list(first["data"])) == ("ConfigMap", ["agent.json"])
+    assert "kvpool-identity" not in result.stdout
+
+
 def test_what_comes_out_comes_out_again() -> None:
     result = run("inject", "-f", GOLDEN / "joined.yaml", "--pool", POOL)
-    assert (result.exit_code, result.stderr) == (0, COSTS)
+    assert (result.exit_code, result.stderr) == (0, COSTS + NEEDS_OPERATOR.format("chat") + "\n")
     assert list(yaml.safe_load_all(result.stdout)) == list(yaml.safe_load_all((GOLDEN / "joined.yaml").read_text()))
 
 
@@ -155,7 +165,7 @@ def test_the_workload_is_in_the_pools_namespace() -> None:
             "",
             "pool field spec.tier: this version does not know it; "
             "spec has engine, tiers, prewarm, readiness, loading, cacheNamespaces, requestNamespace, "
-            "gatewayKeySecretRef, agent, paused",
+            "gatewayKeySecretRef, transport, agent, paused",
         ),
         (
             "kind: KVCachePool\n",

@@ -31,6 +31,13 @@ GOOD: dict[str, Any] = {
     "tls": {"mode": "Disabled"},
 }
 
+POOL: dict[str, Any] = {
+    "apiVersion": "kvpool.io/v1alpha1",
+    "kind": "KVCachePool",
+    "metadata": {"name": "chat"},
+    "spec": {"transport": {"tls": {"mode": "Disabled"}}},
+}
+
 
 def text(**change: Any) -> str:
     return json.dumps({**GOOD, **change})
@@ -180,7 +187,7 @@ def test_a_mount_that_swaps_its_folder_is_seen(tmp_path: Path, kept: int) -> Non
 
 
 def test_an_agents_hash_is_that_of_the_document_which_the_operator_wrote(tmp_path: Path, kept: int) -> None:
-    pool = read_pool({"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}})
+    pool = read_pool(POOL)
     written = config_map(pool, 3)
     (document,) = written["data"].values()
     path = tmp_path / "agent.json"
@@ -191,8 +198,7 @@ def test_an_agents_hash_is_that_of_the_document_which_the_operator_wrote(tmp_pat
 
 
 def test_a_generation_that_changes_nothing_else_keeps_the_document() -> None:
-    frame = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}}
-    pool, paused = read_pool(frame), read_pool(frame | {"spec": {"paused": True}})
+    pool, paused = read_pool(POOL), read_pool(POOL | {"spec": {**POOL["spec"], "paused": True}})
     first = config_map(pool, 3)
     assert '"generation": 3' in first["data"]["agent.json"]
     assert keeping_document(config_map(pool, 4), first) == first

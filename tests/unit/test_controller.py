@@ -1,33 +1,31 @@
-"""The controller's own rules: whose an object is, what a pod says, when a pass is due, how an agent is asked, and what
-kopf may do."""
+"""The controller's own rules: whose an object is, what a pod says, when a pass is due, and what kopf may do."""
 
 import asyncio
 import copy
 import dataclasses
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from agent_status import agent
-from aiohttp import web
 
 from kvpool_contract.names import SKIPPED_ANNOTATION
-from kvpool_contract.status import encode_status
-from kvpool_operator.controller import agents as agents_module
 from kvpool_operator.controller import loops as loops_module
-from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.loops import Loops
 from kvpool_operator.controller.main import settings
 from kvpool_operator.desired.objects import pool_objects
 from kvpool_operator.desired.ownership import judge, owned
 from kvpool_operator.desired.pods import AGENT_CONTAINER, CLIENT_CONTAINER, Pod, living
 from kvpool_operator.desired.pool import read_pool
+from kvpool_operator.inject import Injected, Settings, inject
 from kvpool_operator.inject.containers import AGENT, CLIENT
 
-POOL = read_pool(
-    {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat", "namespace": "a"}}
-)
+POOL_DOCUMENT = {
+    "apiVersion": "kvpool.io/v1alpha1",
+    "kind": "KVCachePool",
+    "metadata": {"name": "chat", "namespace": "a"},
+    "spec": {"transport": {"tls": {"mode": "Disabled"}}},
+}
+POOL = read_pool(POOL_DOCUMENT)
 METADATA = {"name": "chat", "uid": "1"}
 CONFIG_MAP, SERVICE = (owned(o, METADATA) for o in pool_objects(POOL))
 KEY = ("a", "chat")
@@ -91,6 +89,19 @@ def pod(name: str, state: dict[str, Any] | None = None, **status: Any) -> dict[s
 
 def test_the_injectors_container_is_the_one_that_is_looked_for() -> None:
     assert (AGENT, CLIENT) == (AGENT_CONTAINER, CLIENT_CONTAINER)
+
+
+def test_the_mode_of_a_pods_agent_is_what_the_injector_has_given_it() -> None:
+    for mode in ("Managed", "Secret", "Disabled"):
+        tls = {"mode": mode} | ({"secretRef": {"name": "s"}} if mode == "Secret" else {})
+        spec = {"transport": {"tls": tls}}
+        pool = read_pool({**POOL_DOCUMENT, "spec": spec})
+        given = {"spec": {"containers": [{"name": "engine", "image": "i"}]}}
+        result = inject(given, pool, Settings(image="i"))
+        assert isinstance(result, Injected)
+        metadata = {**result.template["metadata"], "name": "p", "uid": "u", "namespace": "a"}
+        (found,) = living([{**result.template, "metadata": metadata}])
+        assert (found.tls, found.pool, found.k8s_namespace) == (mode, "chat", "a")
 
 
 def test_living_pods_and_whether_their_agents_should_answer() -> None:
@@ -255,142 +266,6 @@ def test_a_pool_that_no_watch_has_told_of_is_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(loops_module, "RESYNC_SECONDS", 0.01)
     run_loops(monkeypatch, once, scenario, keys=keys)
-
-
-# -- how an agent is asked ---------------------------------------------------------------------------
-
-LOOPBACK = "127.0.0.1"
-ASKED = Pod("p", "p-uid", LOOPBACK, injected=True, expected=True)
-
-
-def ask(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[web.Request], Awaitable[web.StreamResponse]], times: int = 1
-) -> list[tuple[bool, str]]:
-    """Whether each ask got a status, and the error."""
-
-    async def scenario() -> list[tuple[bool, str]]:
-        app = web.Application()
-        app.router.add_get("/status", answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, LOOPBACK, 0)
-        await site.start()
-        server: Any = site._server
-        monkeypatch.setattr(agents_module, "WORKER_PORT", server.sockets[0].getsockname()[1])
-        asking = Agents()
-        try:
-            members = [(await asking.ask([ASKED]))[0] for _ in range(times)]
-        finally:
-            await asking.close()
-            await runner.cleanup()
-        return [(m.status is not None, m.error) for m in members]
-
-    return asyncio.run(scenario())
-
-
-async def good(_: web.Request) -> web.Response:
-    return web.Response(body=encode_status(agent(member=ASKED.uid)))
-
-
-def test_an_agent_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(monkeypatch, good) == [(True, "")]
-
-
-def test_what_is_no_status_is_told_in_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(_: web.Request) -> web.Response:
-        return web.Response(status=500)
-
-    async def elsewhere(_: web.Request) -> web.Response:
-        raise web.HTTPFound("http://169.254.169.254/")
-
-    async def endless(_: web.Request) -> web.Response:
-        return web.Response(body=b" " * 2000)
-
-    async def nonsense(_: web.Request) -> web.Response:
-        return web.Response(body=b"<html>")
-
-    async def silent(_: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        return web.Response()
-
-    async def another(_: web.Request) -> web.Response:
-        return web.Response(body=encode_status(agent(member="other-uid")))
-
-    assert ask(monkeypatch, another) == [(False, "another pod answers at its address")]
-    assert ask(monkeypatch, broken) == [(False, "it answers 500")]
-    assert ask(monkeypatch, elsewhere) == [(False, "it answers 302")]
-    monkeypatch.setattr(agents_module, "MAX_ANSWER", 1000)
-    assert ask(monkeypatch, endless) == [(False, "its status is longer than 1000 bytes")]
-    ((_, sentence),) = ask(monkeypatch, nonsense)
-    assert sentence.startswith("the agent's status can't be read: ")
-    monkeypatch.setattr(agents_module, "TIMEOUT_SECONDS", 0.1)
-    ((answered, sentence),) = ask(monkeypatch, silent)
-    assert (answered, sentence) == (False, "no answer within 0 s")
-
-
-def test_who_has_answered_may_miss_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    async def flaky(request: web.Request) -> web.Response:
-        asked.append(1)
-        return await good(request) if len(asked) in (1, 3) else web.Response(status=500)
-
-    bad = (False, "it answers 500")
-    assert ask(monkeypatch, flaky, 5) == [(True, ""), (True, ""), (True, ""), (True, ""), bad]
-
-
-def test_many_that_are_silent_keep_neither_the_others_nor_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two are asked at a time, and each would be waited for longer than this test lasts."""
-    silent = [Pod(f"s{n}", f"s{n}-uid", "127.0.0.2", injected=True, expected=True) for n in range(9)]
-    asked: list[str] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(request.host.partition(":")[0])
-        if asked[-1] != LOOPBACK:
-            await asyncio.sleep(60)
-        return await good(request)
-
-    async def scenario() -> list[str]:
-        app = web.Application()
-        app.router.add_get("/status", answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "0.0.0.0", 0).start()
-        monkeypatch.setattr(agents_module, "WORKER_PORT", runner.addresses[0][1])
-        monkeypatch.setattr(agents_module, "PARALLEL_OF_POOL", 2)
-        monkeypatch.setattr(agents_module, "TIMEOUT_SECONDS", 30)
-        asking = Agents()
-        try:
-            await asking.ask([ASKED])
-            monkeypatch.setattr(agents_module, "ASK_SECONDS", 0.5)
-            return [member.error for member in await asking.ask([*silent, ASKED])]
-        finally:
-            await asking.close()
-            await runner.cleanup()
-
-    assert asyncio.run(scenario()) == ["no answer within 30 s"] * 9 + [""]
-    assert (asked.count(LOOPBACK), asked.count("127.0.0.2")) == (2, 2)
-
-
-def test_nobody_is_asked_without_an_address_or_an_agent_and_a_closed_port_is_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.create_server((LOOPBACK, 0)) as taken:
-        monkeypatch.setattr(agents_module, "WORKER_PORT", taken.getsockname()[1])
-
-    async def scenario() -> list[str]:
-        asking = Agents()
-        pods = [
-            ASKED,
-            Pod("q", "q-uid", "", injected=True, expected=False),
-            Pod("r", "r-uid", LOOPBACK, injected=False, expected=False),
-        ]
-        try:
-            return [member.error for member in await asking.ask(pods)]
-        finally:
-            await asking.close()
-
-    assert asyncio.run(scenario()) == ["no connection", "no address", "no address"]
 
 
 def test_kopf_watches_pods_of_pools_alone_and_leaves_no_trace() -> None:

@@ -29,7 +29,8 @@ class TakesNoEvents:
 
     def read_pool(self, _: Key) -> Document:
         metadata = {"name": "chat", "namespace": "a", "uid": "1", "generation": 1}
-        return {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": metadata}
+        spec = {"transport": {"tls": {"mode": "Disabled"}}}
+        return {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": metadata, "spec": spec}
 
     def read(self, wanted: Document) -> Document:
         return wanted
@@ -56,7 +57,6 @@ def passes(cluster: TakesNoEvents, *refusals: Exception | None) -> None:
         for refusal in refusals:
             cluster.refusal = refusal
             assert await reconciler.once(KEY)
-        await agents.close()
 
     asyncio.run(run())
 

@@ -185,6 +185,7 @@ def test_a_memory_volume_of_the_users_own_is_enlarged(before: dict[str, str], af
     assert [v["name"] for v in result["spec"]["volumes"]] == [
         "shm",
         "kvpool-config",
+        "kvpool-identity",
         "kvpool-run",
         "kvpool-client",
         "kvpool-no-token",

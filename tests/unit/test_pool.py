@@ -14,6 +14,9 @@ from kvpool_operator.desired.objects import agent_config, pool_field, pool_objec
 from kvpool_operator.desired.parts import LIVE, NEW_PODS, PoolError
 from kvpool_operator.desired.pool import PoolSpec, read_pool, read_stored_pool
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
+from kvpool_operator.desired.trust import Trust
+
+TRUST = Trust("c", "s:443", "peers", "signers")
 
 
 def document(spec: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def test_an_agents_memory_limit_of_just_the_arena_is_taken() -> None:
 
 def test_an_empty_spec_has_the_defaults() -> None:
     assert (
-        agent_config(read_pool(document()))
+        agent_config(read_pool(document()), trust=TRUST)
         == decode_config(
             json.dumps(
                 {
@@ -89,7 +92,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "eviction": "GDSF",
                     "ownedPercent": 70,
                     "members": {"dns": "chat-kvpool.default.svc:7700"},
-                    "tls": {"mode": "Disabled"},
+                    "tls": {"mode": "Managed", "signer": "s:443", "cluster": "c", "k8sNamespace": "default"},
                     "engine": {"port": 8000},
                     "prewarm": {
                         "maxBytes": 2147483648,
@@ -103,6 +106,20 @@ def test_an_empty_spec_has_the_defaults() -> None:
             ).encode()
         ).config
     )
+
+
+def test_what_members_are_told_of_certificates_comes_with_the_pools_mode() -> None:
+    def entries(trust: Trust | None, **tls: Any) -> list[dict[str, str]]:
+        objects = pool_objects(read_pool(document({"transport": {"tls": tls}})), trust=trust)
+        assert objects[-1]["kind"] == "Service"
+        return [{name: text[:5] for name, text in o["data"].items()} for o in objects if o["kind"] == "ConfigMap"]
+
+    own = {"agent.json": '{\n  "', "peers-ca.crt": "peers"}
+    assert entries(TRUST) == [own | {"signer-ca.crt": "signe"}]
+    assert entries(TRUST, mode="Secret", secretRef={"name": "s"}) == [own]
+    assert entries(TRUST, mode="Disabled") == entries(None, mode="Disabled") == [{"agent.json": '{\n  "'}]
+    # an agent that is not told whom to trust can do nothing with the rest
+    assert entries(None) == entries(None, mode="Secret", secretRef={"name": "s"}) == []
 
 
 def test_every_field_reaches_the_configuration() -> None:
@@ -128,6 +145,7 @@ def test_every_field_reaches_the_configuration() -> None:
                     "imagePullSecrets": [{"name": "s"}],
                     "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}},
                 },
+                "transport": {"tls": {"mode": "Secret", "secretRef": {"name": "ours"}}},
                 "paused": True,
             },
             namespace="team-a",
@@ -143,7 +161,10 @@ def test_every_field_reaches_the_configuration() -> None:
     assert (pool.spec.agent.image, pool.spec.agent.resources.requests) == ("i", {"cpu": 1})
     assert pool.spec.agent.resources.limits == {"memory": "4Gi"}
     assert [secret.name for secret in pool.spec.agent.image_pull_secrets] == ["s"]
-    assert json.loads(pool_objects(pool)[0]["data"]["agent.json"]) == {
+    assert pool.spec.transport.tls.secret_ref.name == "ours"
+    data = pool_objects(pool, trust=TRUST)[0]["data"]
+    assert (sorted(data), data["peers-ca.crt"]) == (["agent.json", "peers-ca.crt"], "peers")
+    assert json.loads(data["agent.json"]) == {
         "version": 1,
         "pool": "chat",
         "arenaBytes": 3221225472,
@@ -151,7 +172,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "ownedPercent": 55,
         "disk": {"path": "/var/lib/kvpool", "bytes": 10737418240},
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
-        "tls": {"mode": "Disabled", "signer": "", "cluster": "", "k8sNamespace": ""},
+        "tls": {"mode": "Files", "signer": "", "cluster": "c", "k8sNamespace": "team-a"},
         "engine": {"port": 9},
         "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7, "sourceMaxStreams": 3},
         "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2.0},
@@ -284,7 +305,7 @@ WITH: dict[str, dict[str, Any]] = {
     "gatewayKeySecretRef.key": SIGNED,
     "tiers.disk.storageClassName": {"tiers": {"disk": {"size": "1Gi"}}},
 }
-OTHER = {"requestNamespace": "TrustGateway"}
+OTHER = {"requestNamespace": "TrustGateway", "transport.tls.mode": "Disabled"}
 
 
 def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:
@@ -292,6 +313,8 @@ def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:
     value."""
     found = []
     for path, value, applies in _leaves(PoolSpec()):
+        if path == "transport.tls.secretRef.name":
+            continue  # it comes with a mode alone; the pods have it, and no agent is told
         before = WITH.get(path, {})
         spec: Any = OTHER.get(path, _another(value))
         *parts, last = path.split(".")
@@ -333,4 +356,5 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         "ownedPercent",
         "disk.path",
         "disk.bytes",
+        "tls.mode",
     }

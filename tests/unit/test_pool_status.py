@@ -6,7 +6,7 @@ import pytest
 from agent_status import agent as bare_agent
 
 from kvpool_contract.reasons import REASONS, explain
-from kvpool_contract.status import AgentStatus, ConfigInForce, Hits
+from kvpool_contract.status import AgentStatus, ConfigInForce, Hits, Tls
 from kvpool_operator.desired.events import Event, member_events, pool_events
 from kvpool_operator.desired.status import MAX_FORMATS, MAX_MESSAGE, Member, Observed, pool_status
 
@@ -19,15 +19,17 @@ DOCUMENT = "0123456789ab"
 
 
 def agent(*said: Any, **more: Any) -> AgentStatus:
-    return bare_agent(*said, **{"config": ConfigInForce(DOCUMENT)} | more)
+    return bare_agent(*said, **{"config": ConfigInForce(DOCUMENT), "tls": Tls("Managed", "ok")} | more)
 
 
 def member(name: str, status: AgentStatus | None = None, **more: Any) -> Member:
-    return Member(name, f"{name}-uid", status=status, **more)
+    return Member(name, f"{name}-uid", status=status, **{"tls": "Managed"} | more)
 
 
 def status(*members: Member, before: Any = None, now: str = NOW, generation: int = 1, **seen: Any) -> dict[str, Any]:
-    return pool_status("chat", generation, Observed(members, **{"document": DOCUMENT} | seen), before, now)
+    return pool_status(
+        "chat", generation, Observed(members, **{"document": DOCUMENT, "tls": "Managed"} | seen), before, now
+    )
 
 
 def conditions(given: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
@@ -52,6 +54,7 @@ def test_a_pool_of_warm_members() -> None:
         "ready": "2/2",
         "warm": "2/2",
         "configured": "2/2",
+        "tls": "Managed",
         "hitPercent": {"local": 30, "shared": 20, "total": 50},
         "formats": [{"format": "ffffffff", "members": 2}],
         "conditions": [
@@ -66,6 +69,7 @@ def test_a_pool_of_warm_members() -> None:
             for kind, reason, message in (
                 ("ConfigValid", "Accepted", "The spec is accepted."),
                 ("Configured", "AllConfigured", "2 of 2 agents have taken over the present configuration."),
+                ("CertificatesReady", "AllCertified", "2 of 2 agents have a certificate."),
                 ("AgentsReady", "AllReady", "2 of 2 agents are ready."),
                 ("CacheWarm", "AllWarm", "2 of 2 members hold their hot set."),
                 ("Ready", "MembersReady", "2 of 2 agents are ready."),
@@ -147,6 +151,7 @@ def test_nothing_new_is_the_same_status_and_only_a_change_is_dated() -> None:
     assert dates == {
         "ConfigValid": (NOW, 2),
         "Configured": (NOW, 2),
+        "CertificatesReady": (NOW, 2),
         "AgentsReady": (NOW, 2),
         "CacheWarm": (NOW, 2),
         "Ready": (LATER, 2),

@@ -16,6 +16,7 @@ from kvpool_operator.controller.cluster import Cluster, Entries, RefusedError
 from kvpool_operator.controller.keys import see_to_keys
 from kvpool_operator.desired.objects import config_map
 from kvpool_operator.desired.pool import KVCachePool, read_pool
+from kvpool_operator.desired.trust import Trust
 from kvpool_operator.inject import Injected, Settings, inject, restore
 
 SPEC: dict[str, Any] = {
@@ -69,7 +70,8 @@ def mounted(spec: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def test_agents_are_told_of_all_and_of_no_key() -> None:
-    config = decode_config(config_map(pool())["data"]["agent.json"].encode()).config
+    made = config_map(pool(), trust=Trust("cluster", "signer:443", "peers", "signers"))
+    config = decode_config(made["data"]["agent.json"].encode()).config
     assert [(s.name, s.keyFile, s.tenant, s.memoryPercent) for s in config.cacheNamespaces] == [
         ("public", "/var/run/kvpool/keys/public", "", 0),
         ("acme", "/var/run/kvpool/keys/acme", "acme-inc", 20),

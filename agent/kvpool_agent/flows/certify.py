@@ -14,10 +14,10 @@ import msgspec
 
 from kvpool_agent.account import Account
 from kvpool_agent.identity.keeper import Keeper
-from kvpool_agent.identity.sources import Files, Managed, SignerPlace
+from kvpool_agent.identity.sources import Files, Managed, SignerPlace, read_file
 from kvpool_agent.peer.tls import Clear, Tls, Transport
 from kvpool_contract.config import AgentConfig
-from kvpool_contract.identity import CertificateName
+from kvpool_contract.identity import PEER_AUTHORITIES_FILE, CertificateName
 from kvpool_contract.status import Tls as TlsStatus
 
 NEWCOMER_SECONDS = 15.0  # one answer of the signer takes ten at most
@@ -31,6 +31,14 @@ class IdentityPlace:
     folder: Path
     authorities: Path
     kept: int
+
+
+def _there(path: Path) -> bytes:
+    """What is in a file; nothing where it can't be read."""
+    try:
+        return read_file(path)
+    except OSError:
+        return b""
 
 
 class Certification:
@@ -51,7 +59,13 @@ class Certification:
         )
         own = CertificateName(tls.cluster, tls.k8sNamespace, config.pool, member)
         keeper = self._keeper = Keeper(tls.mode, source, own, account.event)
-        self.transport = Tls(lambda: keeper.credentials, own, account.count)
+        self.transport = Tls(
+            lambda: keeper.credentials,
+            own,
+            account.count,
+            controllers=lambda: _there(place.authorities / PEER_AUTHORITIES_FILE),
+            apart=self._in_files,
+        )
 
     def start(self) -> None:
         """Before others are asked: what lies in files is in force then."""

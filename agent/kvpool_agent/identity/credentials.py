@@ -79,12 +79,18 @@ def read_credentials(certificate: bytes, key: bytes, authorities: bytes) -> Cred
 
 def _issuer(chain: list[x509.Certificate], trusted: list[x509.Certificate]) -> str:
     for authority in trusted:
-        try:
-            chain[-1].verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-        return bundle_digest(authority.public_bytes(serialization.Encoding.PEM))
+        if issued(chain[-1], authority):
+            return bundle_digest(authority.public_bytes(serialization.Encoding.PEM))
     return ""
+
+
+def issued(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the leaf carries the authority's own signature."""
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def new_request() -> tuple[bytes, bytes]:

@@ -1,5 +1,10 @@
-"""The worker's HTTP port: /status as JSON, /metrics for Prometheus. Answers come from memory and never wait."""
+"""The worker's HTTP port: /status as JSON, /metrics for Prometheus. Answers come from memory and never wait.
 
+A status names addresses, members and formats: it is told at a loopback address alone, which a port-forward reaches, and
+to the controller at the peer port.
+"""
+
+import ipaddress
 from collections.abc import Callable
 
 from aiohttp import web
@@ -9,10 +14,22 @@ from kvpool_agent.observe.metrics import registry
 from kvpool_contract.status import AgentStatus, encode_status
 
 
+def at_loopback(request: web.Request) -> bool:
+    """Whether it has come in at a loopback address."""
+    name = request.transport.get_extra_info("sockname") if request.transport else None
+    if not name:
+        return False
+    address = ipaddress.ip_address(str(name[0]).partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
 def application(status: Callable[[], AgentStatus]) -> web.Application:
     metrics = registry(status)
 
-    async def get_status(_: web.Request) -> web.Response:
+    async def get_status(request: web.Request) -> web.Response:
+        if not at_loopback(request):
+            raise web.HTTPForbidden(text="the status is told at the pod's loopback address; use kvpool status\n")
         return web.Response(body=encode_status(status()), content_type="application/json")
 
     async def get_metrics(_: web.Request) -> web.Response:

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from cryptography import x509
 
-from kvpool_agent.identity.credentials import Credentials, read_certified
+from kvpool_agent.identity.credentials import Credentials, issued, read_certified
+from kvpool_agent.identity.provisional import self_signed
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_contract.identity import ALPN, CertificateName, IdentityError
 
@@ -44,6 +45,12 @@ class TlsRefused(PeerError):  # noqa: N818 - an answer, not a fault
     def __init__(self, reason: str, detail: str, *, secured: bool) -> None:
         super().__init__(f"refused here: {reason}{': ' if detail else ''}{detail}")
         self.reason, self.secured = reason, secured
+
+
+def _issued_by(certificate: bytes, authorities: bytes) -> bool:
+    """Whether one of the authorities (PEM) has issued the certificate (DER) itself."""
+    leaf = x509.load_der_x509_certificate(certificate)
+    return any(issued(leaf, each) for each in x509.load_pem_x509_certificates(authorities))
 
 
 class NotCertified(PeerError):  # noqa: N818 - a state, not a fault
@@ -110,8 +117,9 @@ CLEAR = Clear()
 class _Contexts:
     """The two ways of one set of credentials, and the sessions that can be resumed under it."""
 
-    def __init__(self, credentials: Credentials) -> None:
-        self.credentials = credentials
+    def __init__(self, credentials: Credentials, controllers: bytes = b"") -> None:
+        """controllers: further authorities (PEM), by which the controller alone is known."""
+        self.credentials, self.controllers = credentials, controllers
         self.client = self._made(ssl.PROTOCOL_TLS_CLIENT)
         self.server = self._made(ssl.PROTOCOL_TLS_SERVER)
         self.sessions: collections.OrderedDict[str, ssl.SSLSession] = collections.OrderedDict()
@@ -122,6 +130,8 @@ class _Contexts:
         context.check_hostname = False  # an address is no identity: the name in the certificate is looked at instead
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.credentials.authorities.decode())
+        if self.controllers and protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.load_verify_locations(cadata=self.controllers.decode())
         context.set_alpn_protocols([ALPN])
         # the library takes chain and key from files alone: this one lies in memory and has no name
         descriptor = os.memfd_create("kvpool-leaf", os.MFD_CLOEXEC)
@@ -143,10 +153,16 @@ class Tls:
         pool: CertificateName,
         count: Callable[[str], None] = lambda _word: None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        controllers: Callable[[], bytes] = lambda: b"",
+        apart: bool = False,
     ) -> None:
-        """pool: what certificates of members must name, whatever their pod. Counts handshakes `tls_dialed`,
-        `tls_resumed` of them, `tls_accepted`, and `tls_refused_REASON` at either side."""
+        """pool: what certificates of members must name, whatever their pod. controllers: authorities (PEM) by which
+        the controller is known; apart: they are others than the members', who can't be known by them. Counts
+        handshakes `tls_dialed`, `tls_resumed` of them, `tls_accepted`, and `tls_refused_REASON` at either side."""
         self._credentials = credentials
+        self._controllers, self._apart = controllers, apart
+        self._provisional: _Contexts | None = None
         self._pool = pool
         self._count = count
         self._clock = clock
@@ -170,12 +186,17 @@ class Tls:
             self._count("tls_resumed")
 
     def accepted(self, connection: Connection, seconds: float) -> None:
-        contexts = self._contexts()
+        contexts = self._contexts() if self._credentials() is not None else self._without()
 
         def wrap(sock: socket.socket) -> ssl.SSLSocket:
             return contexts.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
-        self._judge(connection, self._handshake(connection, wrap, contexts, "", seconds), "")
+        sock = self._handshake(connection, wrap, contexts, "", seconds)
+        if not self._judge(connection, sock, "").is_controller:
+            if contexts is self._provisional:
+                raise NotCertified("this member has no certificate yet")
+            if contexts.controllers and _issued_by(sock.getpeercert(True) or b"", contexts.controllers):
+                raise self._refused("peer_unknown_authority", "it vouches for the controller alone", "", secured=True)
         self._count("tls_accepted")
 
     def greeted(self, connection: Connection, address: str) -> None:
@@ -208,9 +229,23 @@ class Tls:
             if credentials is None:
                 self._count("tls_without_certificate")
                 raise NotCertified("this member has no certificate yet")
-            if self._made is None or self._made.credentials is not credentials:
-                self._made = _Contexts(credentials)
-            return self._made
+            controllers = self._controllers() if self._apart else b""
+            made = self._made
+            if made is None or made.credentials is not credentials or made.controllers != controllers:
+                made = self._made = _Contexts(credentials, controllers)
+            return made
+
+    def _without(self) -> _Contexts:
+        """With which the controller is answered while this member has no certificate."""
+        with self._lock:
+            authorities, made = self._controllers(), self._provisional
+            if made is None or made.credentials.authorities != authorities:
+                try:
+                    made = self._provisional = _Contexts(self_signed(self._pool, authorities))
+                except IdentityError:
+                    self._count("tls_without_certificate")
+                    raise NotCertified("this member has no certificate yet") from None
+            return made
 
     def _handshake(
         self,

@@ -42,6 +42,11 @@ class Loops:
             metrics.POOLS.set(len(self._due))
         self._due[key].set()
 
+    def wake_all(self) -> None:
+        """A pass over every pool is due soon."""
+        for due in self._due.values():
+            due.set()
+
     def start(self) -> None:
         self._spawn(self._resync())
 

@@ -17,7 +17,6 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from kvpool_contract.names import API_GROUP, POOL_LABEL
-from kvpool_operator.certificates.peers import PeerSettings
 from kvpool_operator.certificates.plan import Settings
 from kvpool_operator.controller import certificates as webhook_certificates
 from kvpool_operator.controller import identity, metrics
@@ -39,12 +38,12 @@ def handlers(
     k8s_namespaces: list[str],
     every: float,
     webhook: Settings | None = None,
-    peers: PeerSettings | None = None,
+    members: identity.IdentitySettings | None = None,
     agent_image: str = "",
 ) -> kopf.OperatorRegistry:
     """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod."""
     registry = kopf.OperatorRegistry()
-    running: list[tuple[Loops, Agents]] = []
+    running: list[Loops] = []
     keeping: list[asyncio.Task[None]] = []
 
     @kopf.on.login(registry=registry)
@@ -53,27 +52,31 @@ def handlers(
 
     @kopf.on.startup(registry=registry)
     async def start(**_: Any) -> None:
-        agents = Agents()
-        reconciler = Reconciler(cluster, agents, agent_image)
+        known = None
+        if members is not None:
+            known = identity.Identity(
+                cluster.api_client, members, lambda: cluster.pool_keys(k8s_namespaces), lambda: loops.wake_all()
+            )
+        agents = Agents(known)
+        reconciler = Reconciler(cluster, agents, agent_image, known)
 
         async def keys() -> list[Key]:
             return await asyncio.to_thread(cluster.pool_keys, k8s_namespaces)
 
         loops = Loops(reconciler.once, keys, every)
         loops.start()
-        running.append((loops, agents))
+        running.append(loops)
         if webhook is not None:
             keeping.append(asyncio.create_task(webhook_certificates.keep(cluster.api_client, webhook)))
-        if peers is not None:
-            keeping.append(asyncio.create_task(identity.Identity(cluster.api_client, peers).keep()))
+        if known is not None:
+            keeping.append(asyncio.create_task(known.keep()))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
         for task in keeping:
             task.cancel()
-        for loops, agents in running:
+        for loops in running:
             await loops.stop()
-            await agents.close()
 
     @kopf.on.event(API_GROUP, VERSION, PLURAL, registry=registry)
     async def pool_changed(
@@ -91,7 +94,7 @@ def handlers(
 
     def _wake(namespace: str | None, pool: str | None) -> None:
         if namespace and pool:
-            for loops, _ in running:
+            for loops in running:
                 loops.wake((namespace, pool))
 
     return registry

@@ -13,6 +13,7 @@ from kvpool_contract.names import CONFIG_FILE, pool_object_name
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
+from kvpool_operator.controller.identity import Identity
 from kvpool_operator.controller.keys import see_to_keys
 from kvpool_operator.controller.updates import Updates, rfc3339
 from kvpool_operator.desired.events import Event, member_events, pool_events
@@ -21,17 +22,31 @@ from kvpool_operator.desired.objects import document_hash, keeping_document, poo
 from kvpool_operator.desired.ownership import judge, owned
 from kvpool_operator.desired.pool import KVCachePool, PoolError, read_stored_pool
 from kvpool_operator.desired.status import Observed, pool_status
+from kvpool_operator.desired.trust import MANAGED, needs_trust
 
 log = logging.getLogger("kvpool.controller")
 NOT_REFUSED = ("", "")
+NO_AUTHORITY = (
+    "NoAuthority",
+    "This controller keeps no authority for members; start it with --peers-authority, as the chart does, or set "
+    "transport.tls.mode: Disabled.",
+)
+
+
+class NotYetError(Exception):
+    """The next pass will know more."""
 
 
 class Reconciler:
     """`once` may run for several pools at a time, for one pool never twice at once."""
 
-    def __init__(self, cluster: Cluster, agents: Agents, agent_image: str = "") -> None:
-        """agent_image: that of pools that name none; empty where agents may not be updated in place."""
+    def __init__(
+        self, cluster: Cluster, agents: Agents, agent_image: str = "", identity: Identity | None = None
+    ) -> None:
+        """agent_image: that of pools that name none; empty where agents may not be updated in place. identity: None
+        where nobody keeps certificates."""
         self._cluster, self._agents, self._updates = cluster, agents, Updates(cluster, agent_image)
+        self._identity = identity
         self._told: dict[Key, set[str]] = {}  # Events of pods that stand as they are
         self._pods: dict[Key, set[str]] = {}
         self._links = Links()
@@ -59,25 +74,29 @@ class Reconciler:
         return True
 
     async def _observe(self, key: Key, pool: Document) -> Observed:
-        invalid, refused, paused = "", NOT_REFUSED, False
+        invalid, refused, paused, tls = "", NOT_REFUSED, False, ""
         try:
             wanted = read_stored_pool(pool)
         except PoolError as error:
             invalid = str(error)
         else:
             refused, paused = await self._make_objects(wanted, pool["metadata"]), wanted.spec.paused
+            tls = wanted.spec.transport.tls.mode
         document = await self._document(key)
         pods = await asyncio.to_thread(self._cluster.pods, key)
         members = await self._agents.ask(pods)
         for member in members:
             if member.injected and member.expected:
                 metrics.ANSWERS.labels("silent" if member.status is None else "answered").inc()
+        if self._identity:
+            self._identity.adoption.heard(key, members)
         self._pods[key] = {pod.uid for pod in pods}
         self._agents.forget_all_but(set().union(*self._pods.values()))
         update, events = (None, []) if invalid else await self._updates.step(wanted, pods, members)
         await self._tell(events, rfc3339())
         apart = self._links.apart(key, [m.status for m in members if m.status is not None], time.time())
-        return Observed(members, invalid, refused, document, paused, update, apart)
+        rotating = self._identity is not None and self._identity.pending and tls == MANAGED
+        return Observed(members, invalid, refused, document, paused, update, apart, tls, rotating)
 
     async def _document(self, key: Key) -> str:
         """The hash of what agents mount: also where it is a former one, or another's. Empty without any."""
@@ -87,9 +106,12 @@ class Reconciler:
 
     async def _make_objects(self, pool: KVCachePool, metadata: dict[str, Any]) -> tuple[str, str]:
         """Why an object could not be made, as a reason and a sentence; nothing where all are there."""
+        trust = self._identity.trust if self._identity else None
+        if needs_trust(pool) and trust is None and self._identity:
+            raise NotYetError("the authorities of the members have not been read yet")
         if (refused := await see_to_keys(self._cluster, pool)) != NOT_REFUSED:
             return refused
-        for plain in pool_objects(pool, metadata["generation"]):
+        for plain in pool_objects(pool, metadata["generation"], trust):
             wanted = owned(plain, metadata)
             title = f"{wanted['kind']} {wanted['metadata']['name']}"
             found = await asyncio.to_thread(self._cluster.read, wanted)
@@ -106,7 +128,7 @@ class Reconciler:
                     return "ObjectsRefused", f"{title} can't be made: {error}"
                 metrics.WRITES.labels(wanted["kind"]).inc()
                 log.info("%s/%s: applied", metadata["namespace"], title)
-        return NOT_REFUSED
+        return NO_AUTHORITY if needs_trust(pool) and trust is None else NOT_REFUSED
 
     async def _tell(self, events: list[Event], now: str) -> set[str]:
         """The names of those that are not to be told again. An Event that can't be written is logged: it must not keep
@@ -137,6 +159,8 @@ class Reconciler:
             metrics.WRITES.labels("status").inc()
 
     def _forget(self, key: Key) -> None:
+        if self._identity:
+            self._identity.adoption.forget(key)
         self._told.pop(key, None)
         self._pods.pop(key, None)
         self._links.forget(key)

@@ -19,6 +19,7 @@ MAX_MESSAGE_OF_AN_EVENT = 1024  # the API server's own limit
 _TOLD = {  # conditions whose changes are told, and the reasons that are nothing to tell
     "ConfigValid": (),
     "Configured": ("NoMembers", "MembersFollowing", "NotMade", "NoAgentAnswers", "AllConfigured"),
+    "CertificatesReady": ("NoMembers", "NoAgentAnswers", "NotKnown"),
     "AgentsUpdated": ("NoMembers", "Updating", "WaitingForMembers"),
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),
@@ -72,10 +73,12 @@ def pool_events(
         old, new = _condition(before or {}, kind), _condition(after, kind)
         if not new:
             continue
+        good = new["status"] == "True"
         changed = (old.get("status"), old.get("reason")) != (new["status"], new["reason"])
-        accepted_at_first = kind == "ConfigValid" and not old and new["status"] == "True"
+        # what holds from the start is nothing to tell, nor that certificates come as they should
+        expected = {"ConfigValid": (None,), "CertificatesReady": (None, "NoMembers", "NoAgentAnswers")}
+        accepted_at_first = good and old.get("reason") in expected.get(kind, ())
         if changed and new["reason"] not in silent and not accepted_at_first:
-            good = new["status"] == "True"
             reason = kind if good else f"Config{new['reason']}" if kind == "ConfigValid" else new["reason"]
             since = old.get("lastTransitionTime", "")
             wanted = good or new["reason"] == "Paused"

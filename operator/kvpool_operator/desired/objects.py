@@ -20,7 +20,6 @@ from kvpool_contract.config import (
     Members,
     Prewarm,
     Readiness,
-    Tls,
     decode_config,
     digest_of,
     encode_config,
@@ -28,6 +27,7 @@ from kvpool_contract.config import (
 from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_object_name
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, KEYS_DIR, agent_spaces
+from kvpool_operator.desired.trust import Trust, agent_tls, authorities, needs_trust
 
 PEER_PORT_NAME = "kvpool-peer"
 # Fields of the agents' configuration that the pool's spec calls otherwise.
@@ -38,12 +38,14 @@ _POOL_FIELDS = {
     "gatewayKeyFile": "gatewayKeySecretRef",
     "eviction": "tiers.memory.eviction",
     "ownedPercent": "tiers.memory.ownedPercent",
+    "tls.mode": "transport.tls.mode",
 }
 DISK_DIR = "/var/lib/kvpool"  # in the agent's container
 
 
-def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
-    """What every agent of the pool is told. generation: the pool's, where the API server keeps it."""
+def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = None) -> AgentConfig:
+    """What every agent of the pool is told. generation: the pool's, where the API server keeps it; trust: None where
+    nobody knows, such as the command line."""
     name, namespace, spec = pool.metadata.name, pool.metadata.namespace, pool.spec
     return AgentConfig(
         version=CONFIG_VERSION,
@@ -53,7 +55,7 @@ def agent_config(pool: KVCachePool, generation: int = 0) -> AgentConfig:
         ownedPercent=spec.tiers.memory.owned_percent,
         disk=_disk(pool),
         members=Members(dns=f"{pool_object_name(name)}.{namespace}.svc:{PEER_PORT}"),
-        tls=Tls(mode="Disabled"),
+        tls=agent_tls(pool, trust),
         engine=Engine(port=spec.engine.port),
         prewarm=Prewarm(
             maxBytes=int(spec.prewarm.max_bytes),
@@ -88,12 +90,12 @@ def pool_field(path: str) -> str:
     return _POOL_FIELDS.get(path, path)
 
 
-def config_map(pool: KVCachePool, generation: int = 0) -> dict[str, Any]:
+def config_map(pool: KVCachePool, generation: int = 0, trust: Trust | None = None) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(pool),
-        "data": {CONFIG_FILE: encode_config(agent_config(pool, generation))},
+        "data": {CONFIG_FILE: encode_config(agent_config(pool, generation, trust)), **authorities(pool, trust)},
     }
 
 
@@ -112,9 +114,11 @@ def headless_service(pool: KVCachePool) -> dict[str, Any]:
     }
 
 
-def pool_objects(pool: KVCachePool, generation: int = 0) -> list[dict[str, Any]]:
-    """All objects of the pool, in the order in which they are applied."""
-    return [config_map(pool, generation), headless_service(pool)]
+def pool_objects(pool: KVCachePool, generation: int = 0, trust: Trust | None = None) -> list[dict[str, Any]]:
+    """All objects of the pool, in the order in which they are applied. Without trust a pool whose members have
+    certificates gets no ConfigMap: its agents could do nothing with it."""
+    known = trust is not None or not needs_trust(pool)
+    return [*([config_map(pool, generation, trust)] if known else []), headless_service(pool)]
 
 
 def keeping_document(wanted: dict[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def keeping_document(wanted: dict[str, Any], found: Mapping[str, Any] | None) ->
     same = dataclasses.replace(decode_config(document.encode()).config, generation=there.generation)
     if encode_config(same) != data[CONFIG_FILE]:
         return wanted
-    return {**wanted, "data": {CONFIG_FILE: data[CONFIG_FILE]}}
+    return {**wanted, "data": {**wanted["data"], CONFIG_FILE: data[CONFIG_FILE]}}
 
 
 def document_hash(config_map: Mapping[str, Any]) -> str:

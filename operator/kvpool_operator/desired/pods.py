@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvpool_contract.names import SKIPPED_ANNOTATION, UPDATE_ANNOTATION
+from kvpool_contract.names import POOL_LABEL, SKIPPED_ANNOTATION, UPDATE_ANNOTATION
+from kvpool_operator.desired.trust import DISABLED, MANAGED, SECRET
 
+IDENTITY_VOLUME = "kvpool-identity"
 AGENT_CONTAINER, CLIENT_CONTAINER = "kvpool-agent", "kvpool-client"
 _NO_IMAGE = "ImagePullBackOff"
 # The kubelet's words for a container that does not start by itself. It changes between those of the image at every try.
@@ -51,7 +53,8 @@ class Sidecar:
 class Pod:
     """A living pod of a pool. `address`: empty while it has none; `injected`: it has an agent; `expected`: the agent
     has started at least once; `stuck`: the kubelet's word for why it has not and won't by itself; `skipped`: the reason
-    that was given where it has none; `sidecar`: more of the agent, where it has one."""
+    that was given where it has none; `sidecar`: more of the agent, where it has one; `tls`: the mode that it was made
+    for."""
 
     name: str
     uid: str
@@ -61,6 +64,9 @@ class Pod:
     skipped: str = ""
     stuck: str = ""
     sidecar: Sidecar | None = None
+    tls: str = DISABLED
+    k8s_namespace: str = ""
+    pool: str = ""
 
 
 def living(objects: list[dict[str, Any]]) -> list[Pod]:
@@ -88,6 +94,9 @@ def _pod(document: Mapping[str, Any]) -> Pod:
         skipped=(metadata.get("annotations") or {}).get(SKIPPED_ANNOTATION, ""),
         stuck="" if expected else _waiting(agent) if changing else _stuck(agent) or _stuck(copier),
         sidecar=_sidecar(document, agent),
+        tls=_tls(spec.get("volumes") or []),
+        k8s_namespace=metadata.get("namespace", ""),
+        pool=(metadata.get("labels") or {}).get(POOL_LABEL, ""),
     )
 
 
@@ -118,6 +127,14 @@ def _sidecar(document: Mapping[str, Any], said: Mapping[str, Any]) -> Sidecar | 
         begun=update_begun(metadata),
         waiting=(state.get("waiting") or {}).get("reason", ""),
     )
+
+
+def _tls(volumes: list[Mapping[str, Any]]) -> str:
+    """From what the injector has given the agent to prove itself by: the pool may say something else by now."""
+    identity = next((v for v in volumes if v.get("name") == IDENTITY_VOLUME), None)
+    if identity is None:
+        return DISABLED
+    return SECRET if "secret" in identity else MANAGED
 
 
 def _stuck(container: Mapping[str, Any]) -> str:

@@ -16,21 +16,20 @@ from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes, Pool
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
 from kvpool_operator.desired.tiers import Tiers, check_disk
+from kvpool_operator.desired.transport import Transport, check_tls
 
 __all__ = ["IMMUTABLE", "LIVE", "NEW_PODS", "Bytes", "KVCachePool", "PoolError", "PoolSpec", "read_pool"]
 
 API_VERSION = f"{API_GROUP}/v1alpha1"
 KIND = "KVCachePool"
 MIB, GIB = 2**20, 2**30
-MAX_RESOURCES = 16
-MAX_SECRETS = 8
+MAX_RESOURCES, MAX_SECRETS = 16, 8
 MAX_QUANTITY = 2**60  # sums of some of them still fit into the API server's 64 bits
 
 # The pool's Service carries the name and a suffix, and Service names are labels of at most 63 characters that
 # begin with a letter.
 MAX_NAME = 63 - len(pool_object_name(""))
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_NAME, _NAMESPACE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"), re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -207,6 +206,7 @@ class PoolSpec(_Part, frozen=True):
     cache_namespaces: CacheNamespaces = []
     request_namespace: RequestNamespace = "Ignore"
     gateway_key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)
+    transport: Transport = msgspec.field(default_factory=Transport)
     agent: Agent = msgspec.field(default_factory=Agent)
     paused: Annotated[
         bool, field("Nothing is loaded nor stored, and pods are ready at once, until it is false again.", LIVE)
@@ -329,6 +329,7 @@ def _check(pool: KVCachePool) -> None:
     _check_sizes(spec, "spec")
     check_disk(spec.tiers.disk, keyed=bool(spec.cache_namespaces))
     check_spaces(spec.cache_namespaces, spec.request_namespace, spec.gateway_key_secret_ref)
+    check_tls(spec.transport.tls)
     for path, entries in (
         ("requests", spec.agent.resources.requests),
         ("limits", spec.agent.resources.limits),

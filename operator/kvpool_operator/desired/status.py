@@ -16,6 +16,7 @@ from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus, ConfigInForce
 from kvpool_operator.desired.objects import pool_field
+from kvpool_operator.desired.trust import DISABLED
 
 WARM, DEGRADED = "Ready(warm)", "Ready(degraded)"
 UNREACHABLE, NOT_INJECTED = "agent_unreachable", "not_injected"
@@ -26,14 +27,21 @@ MAX_NAMED = 3
 MAX_MESSAGE = 2048
 
 Phase = Literal["Pending", "Ready", "Paused", "Degraded"]
-ConditionType = Literal["ConfigValid", "Configured", "AgentsReady", "AgentsUpdated", "CacheWarm", "Ready"]
+ConditionType = Literal[
+    "ConfigValid", "Configured", "CertificatesReady", "AgentsReady", "AgentsUpdated", "CacheWarm", "Ready"
+]
+UNPROVED = {  # states of a member's certificate that keep the condition from holding, and what they are called there
+    "no_certificate": ("NoCertificate", "no_certificate"),
+    "expired": ("Expired", "certificate_expired"),
+    "expires_soon": ("ExpiresSoon", "certificate_expires_soon"),
+}
 
 
 @dataclass(frozen=True)
 class Member:
     """A living pod with the pool's label. `injected`: it has an agent, else `skipped` may say why not; `expected`:
     its agent has run, so it should answer; `status`: its answer, or None and the `error`; `stuck`: the kubelet's word
-    for why the agent can't start."""
+    for why the agent can't start; `tls`: the mode that its pod was made for."""
 
     name: str
     uid: str
@@ -43,6 +51,7 @@ class Member:
     error: str = ""
     skipped: str = ""
     stuck: str = ""
+    tls: str = DISABLED
 
     @property
     def ready(self) -> bool:
@@ -77,7 +86,7 @@ class Observed:
     not be made (a reason of the Ready condition, and a sentence); `document`: the hash of the configuration that lies
     where agents find it, empty where there is none; `paused`: the pool is to be; `update`: how far the update of its
     agents in place has come, where it is asked for; `apart`: uids of members of which the first does not reach the
-    second."""
+    second; `tls`: the mode of its certificates, empty where nobody knows; `rotating`: a new authority waits to sign."""
 
     members: Sequence[Member] = ()
     invalid: str = ""
@@ -86,6 +95,8 @@ class Observed:
     paused: bool = False
     update: tuple[bool, str, str] | None = None
     apart: Sequence[tuple[str, str]] = ()
+    tls: str = ""
+    rotating: bool = False
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -139,6 +150,12 @@ class PoolStatus(_Part, frozen=True):
     configured: Annotated[
         str, _field("Members whose agent has taken over the present configuration, of all members.", max_length=24)
     ] = ""
+    tls: Annotated[
+        str,
+        _field(
+            "How members prove who they are: Managed, Secret, or Disabled, which sends all in clear.", max_length=16
+        ),
+    ] = ""
     hit_percent: HitPercent | None = None
     formats: Annotated[
         list[FormatCount],
@@ -148,10 +165,10 @@ class PoolStatus(_Part, frozen=True):
         list[Condition],
         _field(
             "ConfigValid: the spec is accepted. Configured: every agent that answers has taken over the present "
-            "configuration, and none needs a new pod for it. AgentsReady: every member's agent answers, is ready "
-            "and reaches the others. "
-            "AgentsUpdated, with the strategy InPlace: every agent runs the pool's image. "
-            "CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
+            "configuration, and none needs a new pod for it. CertificatesReady: every agent that answers has a "
+            "certificate, and all bytes between members are encrypted. AgentsReady: every member's agent answers, is "
+            "ready and reaches the others. AgentsUpdated, with the strategy InPlace: every agent runs the pool's "
+            "image. CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
             max_length=8,
         ),
     ] = []
@@ -172,6 +189,7 @@ def pool_status(
         if observed.invalid
         else (True, "Accepted", "The spec is accepted."),
         "Configured": configuration,
+        "CertificatesReady": _certificates(name, observed),
         "AgentsReady": agents,
         "CacheWarm": _warmth(name, members, warm),
         "Ready": overall,
@@ -184,6 +202,7 @@ def pool_status(
         ready=f"{ready}/{total}",
         warm=f"{warm}/{total}",
         configured=f"{sum(_follows(m, observed.document) for m in members)}/{total}",
+        tls=observed.tls,
         hit_percent=_hits(members),
         formats=_formats(members),
         conditions=[_condition(kind, verdict, generation, before or {}, now) for kind, verdict in told.items()],
@@ -257,6 +276,31 @@ def _configuration(name: str, observed: Observed) -> _Verdict:
         sentence = f"{len(found)} of {total} go on with a former one until the kubelet has brought the present one"
         return False, "MembersFollowing", f"{sentence}: {_names(found)}."
     return True, "AllConfigured", f"{len(members)} of {total} agents have taken over the present configuration."
+
+
+def _certificates(name: str, observed: Observed) -> _Verdict:
+    """Of the agents that answer; those that don't are told of elsewhere."""
+    members, total = [m for m in observed.members if m.status is not None], len(observed.members)
+    if not observed.tls:
+        return False, "NotKnown", "The spec can't be used, so nobody knows; the condition ConfigValid says why."
+    if observed.tls == DISABLED:
+        sentence = "transport.tls.mode is Disabled, as asked for: members prove nothing to each other, and all bytes go"
+        return False, "Disabled", f"{sentence} in clear."
+    if not observed.members:
+        return _no_members(name)
+    if not members:
+        return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
+    if found := [m for m in members if m.tls == DISABLED]:
+        sentence = f"{len(found)} of {total} were made without certificates and speak in clear: {_names(found)}."
+        return False, "InClear", f"{sentence} Make them anew, as `kubectl rollout restart` of their workload does."
+    for state, (reason, word) in UNPROVED.items():
+        if found := [m for m in members if m.status is not None and m.status.tls.state == state]:
+            details = "; ".join(sorted({m.status.tls.detail for m in found if m.status and m.status.tls.detail}))
+            told = f" ({details})" if details else ""
+            return False, reason, f"{len(found)} of {total}: {_names(found)}{told}. {explain(word)}"
+    if observed.rotating:
+        return True, "Rotating", "A new authority of the members signs as soon as every agent of every pool trusts it."
+    return True, "AllCertified", f"{len(members)} of {total} agents have a certificate."
 
 
 def _follows(member: Member, document: str) -> bool:

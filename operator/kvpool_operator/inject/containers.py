@@ -9,7 +9,15 @@ depends on it, and OpenShift refuses a user outside the range of the pod's names
 from collections.abc import Iterable
 from typing import Any
 
-from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT
+from kvpool_contract.identity import (
+    AUDIENCE,
+    AUTHORITIES_FILE,
+    CERTIFICATE_FILE,
+    IDENTITY_FOLDER,
+    KEY_FILE,
+    TOKEN_FILE,
+)
+from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT, pool_object_name
 from kvpool_operator.desired.objects import PEER_PORT_NAME
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity
@@ -20,6 +28,8 @@ from kvpool_operator.inject.start import CLIENT_DIR
 
 AGENT, CLIENT = "kvpool-agent", "kvpool-client"
 CONFIG_DIR, CONFIG_VOLUME = "/etc/kvpool", "kvpool-config"
+IDENTITY_VOLUME = "kvpool-identity"
+TOKEN_SECONDS = 3600  # the kubelet renews it when a fifth of them is left
 NO_TOKEN_VOLUME = "kvpool-no-token"  # noqa: S105 (the name of an empty volume)
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 (the path it is kept out of)
 USER_ID = 10001
@@ -88,6 +98,7 @@ def agent_container(
             {"name": CONFIG_VOLUME, "mountPath": CONFIG_DIR, "readOnly": True},
             {"name": RUN_VOLUME, "mountPath": RUN_DIR},
             *disk_mounts(pool, named),
+            *([] if _identity(pool) is None else [_mounted_identity()]),
             _no_token(),
         ],
     }
@@ -111,16 +122,38 @@ def client_container(image: str, *, guaranteed: bool, as_root: bool) -> dict[str
     }
 
 
-def volumes(pool: KVCachePool, config_map: str) -> list[dict[str, Any]]:
+def volumes(pool: KVCachePool) -> list[dict[str, Any]]:
     """The volumes of both. The run directory is memory: full, it refuses a write instead of evicting the
     pod."""
+    identity = _identity(pool)
     return [
-        {"name": CONFIG_VOLUME, "configMap": {"name": config_map, "optional": True}},
+        {"name": CONFIG_VOLUME, "configMap": {"name": pool_object_name(pool.metadata.name), "optional": True}},
+        *([] if identity is None else [identity]),
         {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
         {"name": CLIENT_VOLUME, "emptyDir": {}},
         {"name": NO_TOKEN_VOLUME, "emptyDir": {}},
         *disk_volumes(pool),
     ]
+
+
+def _identity(pool: KVCachePool) -> dict[str, Any] | None:
+    """What the agent proves by who it is: a token of the pod that is good for kvpool's signer alone, or the Secret that
+    the pool names. A Secret that is not there must not keep the pod from starting."""
+    tls = pool.spec.transport.tls
+    if tls.mode == "Managed":
+        token = {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": TOKEN_FILE}
+        return {"name": IDENTITY_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
+    if tls.mode == "Secret":
+        items = [{"key": name, "path": name} for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITIES_FILE)]
+        return {
+            "name": IDENTITY_VOLUME,
+            "secret": {"secretName": tls.secret_ref.name, "items": items, "optional": True},
+        }
+    return None
+
+
+def _mounted_identity() -> dict[str, Any]:
+    return {"name": IDENTITY_VOLUME, "mountPath": IDENTITY_FOLDER, "readOnly": True}
 
 
 def _storage(memory: int, disk: str) -> dict[str, Any]:

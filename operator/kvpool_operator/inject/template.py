@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool_contract.config import digest_of, encode_fixed
-from kvpool_contract.names import CONFIG_HASH_ANNOTATION, ORIGINALS_ANNOTATION, POOL_LABEL, pool_object_name
+from kvpool_contract.names import CONFIG_HASH_ANNOTATION, ORIGINALS_ANNOTATION, POOL_LABEL
 from kvpool_operator.desired.objects import agent_config
 from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers, resources
@@ -108,7 +108,7 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, c
     client = containers.client_container(image, guaranteed=guaranteed, as_root=as_root)
     named = claims | {volume.get("name") for volume in spec.get("volumes") or []}
     agent = containers.agent_container(pool, image, revision, named, guaranteed=guaranteed, as_root=as_root)
-    for volume in containers.volumes(pool, pool_object_name(own)):
+    for volume in containers.volumes(pool):
         edits.add(("spec", "volumes"), volume)
     mount_keys(edits, agent, pool, edits.template["metadata"]["labels"])
     room_for_host_pool(edits, engine, host_pool)

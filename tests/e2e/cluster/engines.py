@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.images import ENGINE_IMAGE
 from cluster.kube import Kube, Pod, wait_for
 from cluster.provider import REPOSITORY, prepared
-from kvpool_contract.names import WORKER_PORT
+from kvpool_cli import forward
 from kvpool_contract.status import AgentStatus, decode_status
 
 NAME = "chat"
@@ -133,9 +133,10 @@ def kvpool(*arguments: str, code: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Member:
-    """One pod of the pool, asked directly."""
+    """One pod of the pool, asked directly; for its agent's status through the API server."""
 
     pod: Pod
+    kube: Kube
 
     def get(self, port: int, path: str) -> bytes:
         connection = http.client.HTTPConnection(self.pod.address, port, timeout=10)
@@ -152,7 +153,8 @@ class Member:
             connection.close()
 
     def status(self) -> AgentStatus:
-        return decode_status(self.get(WORKER_PORT, "/status"))
+        settings = self.kube.core.api_client.configuration
+        return decode_status(forward.get(settings, self.kube.namespace, self.pod.name, "/status", 10))
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of an engine counter over its label sets that have `labels`."""
@@ -236,7 +238,7 @@ class Engines:
         wait_for("no engine is left", none_left, 60)
 
     def members(self) -> list[Member]:
-        return [Member(pod) for pod in self.kube.pods(SELECTOR)]
+        return [Member(pod, self.kube) for pod in self.kube.pods(SELECTOR)]
 
     def grow_to(self, count: int) -> list[Member]:
         """At least `count` ready members, the oldest first."""

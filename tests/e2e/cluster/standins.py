@@ -131,7 +131,7 @@ class StandIns(Kube):
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
 
     def members(self) -> list[Member]:
-        return [Member(pod) for pod in self.pods(SELECTOR)]
+        return [Member(pod, self) for pod in self.pods(SELECTOR)]
 
     def wait_ready(self, count: int, without: "set[str] | frozenset[str]" = frozenset()) -> list[Member]:
         """So many living pods, all ready, none of these names."""

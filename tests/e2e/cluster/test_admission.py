@@ -20,7 +20,6 @@ def test_the_joined_manifest_is_taken(kube: Kube) -> None:
     assert done.stderr == ""
     taken = {(item["kind"], item["metadata"]["name"]): item for item in json.loads(done.stdout)["items"]}
     assert set(taken) == {
-        ("ConfigMap", "chat-kvpool"),
         ("Service", "chat-kvpool"),
         ("Service", "chat"),
         ("Deployment", "chat"),

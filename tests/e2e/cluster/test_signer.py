@@ -15,8 +15,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
+from cluster.controllers import Controller
 from cluster.kube import Kube, wait_for
-from cluster.webhook import SETTINGS, Webhook, namespace, running
+from cluster.pools import Pools
+from cluster.webhook import CONFIGURATION, NAMESPACE, SETTINGS, Webhook, namespace, running
 from kvpool_contract.identity import (
     MAX_REQUEST,
     SIGN_PATH,
@@ -26,6 +28,7 @@ from kvpool_contract.identity import (
     encode_document,
     parse_name,
 )
+from kvpool_operator.certificates.peers import PeerSettings
 
 TEAM, POOL = "kvpool-signer-tests", "chat"
 
@@ -182,6 +185,51 @@ def test_a_new_authority_is_taken_without_a_restart(kube: Kube, webhook: Webhook
     assert status == 200, body
     leaf = x509.load_pem_x509_certificate(decode_answer(body).certificate.encode())
     leaf.verify_directly_issued_by(settled.signer.parsed)
+
+
+def test_the_controller_keeps_the_members_authority_and_tells_every_pool(
+    kube: Kube, webhook: Webhook, tmp_path: Path
+) -> None:
+    home = Pools(kube.provided, NAMESPACE)
+    home.create("managed", transport={"tls": {}})
+    home.create("files", transport={"tls": {"mode": "Secret", "secretRef": {"name": "ours"}}})
+    home.create("clear")
+    secret = PeerSettings(NAMESPACE).secret
+
+    def entries(pool: str) -> dict[str, str]:
+        found = home.config_map(f"{pool}-kvpool")
+        return dict(found.data) if found else {}
+
+    def secret_bundle(name: str) -> str:
+        return base64.b64decode(kube.core.read_namespaced_secret(name, NAMESPACE).data["ca.crt"]).decode()
+
+    def told() -> bool:
+        wanted = {"peers-ca.crt": secret_bundle(secret), "signer-ca.crt": secret_bundle(SETTINGS.leaf_secret)}
+        return wanted.items() <= entries("managed").items()
+
+    arguments = ("--webhook", CONFIGURATION, "--peers-authority", secret)
+    controller = Controller(home, tmp_path, *arguments, everywhere=False).start()
+    try:
+        wait_for("the managed pool", told, 60)
+        cluster = kube.core.read_namespace("kube-system").metadata.uid
+        assert json.loads(entries("managed")["agent.json"])["tls"] == {
+            "mode": "Managed",
+            "signer": f"kvpool-webhook.{NAMESPACE}.svc:443",
+            "cluster": cluster,
+            "k8sNamespace": NAMESPACE,
+        }
+        wait_for("the others", lambda: entries("files") and entries("clear"), 60)
+        assert (sorted(entries("files")), sorted(entries("clear"))) == (["agent.json", "peers-ca.crt"], ["agent.json"])
+        home.wait_condition("CertificatesReady", "False", "Disabled", "clear")
+        home.wait_condition("CertificatesReady", "False", "NoMembers", "managed")
+        before = secret_bundle(secret)
+        kube.core.delete_namespaced_secret(secret, NAMESPACE)
+        assert controller.end() == 0
+        controller.start()
+        wait_for("the new authority", lambda: told() and secret_bundle(secret) != before, 60)
+    finally:
+        assert controller.end() == 0, controller.log_file.read_text()
+        home.clear()
 
 
 def decoded(part: str) -> bytes:

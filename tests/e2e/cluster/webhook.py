@@ -269,7 +269,8 @@ def _around() -> list[dict[str, Any]]:
     def rule(api: str, resource: str, *verbs: str, **names: Any) -> dict[str, Any]:
         return {"apiGroups": [api], "resources": [resource], "verbs": list(verbs), **names}
 
-    secrets, configurations = [SETTINGS.authority_secret, SETTINGS.leaf_secret], [CONFIGURATION]
+    secrets = [SETTINGS.authority_secret, SETTINGS.leaf_secret, PeerSettings(NAMESPACE).secret]
+    configurations = [CONFIGURATION]
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {MARK: "elsewhere"}}},
         *(
@@ -294,6 +295,7 @@ def _around() -> list[dict[str, Any]]:
                 "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "get", "patch",
                 resourceNames=configurations,
             ),
+            rule("", "namespaces", "get", resourceNames=["kube-system"]),
         ),
     ]  # fmt: skip
 

@@ -43,7 +43,7 @@ def test_what_readme_says_installs_kvpool_and_two_replicas_share_and_a_third_joi
             assert "command" not in engine
             assert [c["name"] for c in document["spec"]["initContainers"]] == ["kvpool-client", "kvpool-agent"]
 
-        first, second = (Member(pod) for pod in llm.pods("app=chat"))
+        first, second = (Member(pod, llm) for pod in llm.pods("app=chat"))
         wait_probed([first, second], "alone", "same")
         assert ask(first.pod.address, prompt("p", BLOCKS)) == Served(computed=BLOCKS)
         wait_for("the first replica's blocks", lambda: first.status().arena.blocks == BLOCKS, 30)
@@ -52,7 +52,7 @@ def test_what_readme_says_installs_kvpool_and_two_replicas_share_and_a_third_joi
 
         llm.scale("chat", 3)
         chart.shell("kubectl rollout status deployment/chat -n llm", reader)
-        (third,) = (Member(p) for p in llm.pods("app=chat") if p.name not in (first.pod.name, second.pod.name))
+        (third,) = (Member(p, llm) for p in llm.pods("app=chat") if p.name not in (first.pod.name, second.pod.name))
         status = third.status()
         assert (status.state, status.warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
         assert ask(third.pod.address, prompt("p", BLOCKS)) == Served(pool=BLOCKS)

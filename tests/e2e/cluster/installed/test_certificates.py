@@ -1,0 +1,239 @@
+"""Certificates on a real cluster: pods get theirs from the signer and share over TLS alone; without the signer what
+runs goes on; and leaves and authorities change under load without a load that fails."""
+
+import base64
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from standin_engine import prompt
+
+from cluster.chart import NAMESPACE, WEBHOOK, Chart
+from cluster.engines import Member
+from cluster.kube import wait_for
+from cluster.standins import Served, StandIns, ask
+from kvpool_contract.identity import ALPN, bundle_digest, parse_name
+from kvpool_contract.names import PEER_PORT
+from kvpool_operator.certificates.authority import new_authority
+from kvpool_operator.certificates.peers import PeerSettings
+
+BLOCKS = 4
+SECRET = "kvpool-peers-authority"
+LEAF_SECONDS = 480  # with five minutes of the past: renewed after about a minute
+FOLLOWING_SECONDS = 240  # a kubelet brings a Secret or a ConfigMap into its pods within two minutes
+
+
+def condition(standins: StandIns, kind: str) -> tuple[str, str]:
+    found: dict[str, Any] = next((c for c in standins.pool_status().get("conditions", []) if c["type"] == kind), {})
+    return found.get("status", ""), found.get("reason", "")
+
+
+def peers_bundle(standins: StandIns) -> bytes:
+    found = standins.core.read_namespaced_config_map("chat-kvpool", standins.namespace)
+    return str(found.data["peers-ca.crt"]).encode()
+
+
+def test_members_get_their_certificates_from_the_signer_and_share_over_tls_alone(
+    chart: Chart, standins: StandIns
+) -> None:
+    first, second = standins.create(2)
+    tokens = standins.heat("hot", BLOCKS)
+    assert ask(second.pod.address, tokens) == Served(host=BLOCKS)
+    cluster = chart.core.read_namespace("kube-system").metadata.uid
+    for member in (first, second):
+        tls = member.status().tls
+        assert (tls.mode, tls.state, tls.reason) == ("Managed", "ok", "")
+        name = parse_name(tls.name)
+        assert (name.cluster, name.k8s_namespace, name.pool, name.pod) == (
+            cluster, standins.namespace, "chat", member.pod.uid,
+        )  # fmt: skip
+        assert tls.bundle == tls.authority == bundle_digest(peers_bundle(standins))
+        assert 0 < tls.not_after - time.time() <= 24 * 3600
+        assert member.status().counters.get("connections_in_clear", 0) == 0
+    wait_for("the condition", lambda: condition(standins, "CertificatesReady") == ("True", "AllCertified"), 60)
+    assert standins.wait_status(phase="Ready", ready="2/2")["tls"] == "Managed"
+    # whoever has no certificate of the pool's is not answered, whatever it says first
+    refused = first.status().counters.get("tls_refused_peer_no_certificate", 0)
+    assert answered(first.pod.address, stranger()) == b""
+    assert answered(first.pod.address, None) == b""
+    wait_for("the refusal", lambda: first.status().counters["tls_refused_peer_no_certificate"] == refused + 1, 10)
+
+
+def stranger() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([ALPN])
+    return context
+
+
+def answered(host: str, context: ssl.SSLContext | None) -> bytes:
+    """What comes back on a connection that begins with a question."""
+    with socket.create_connection((host, PEER_PORT), timeout=10) as plain:
+        try:
+            sock = context.wrap_socket(plain) if context else plain
+            sock.sendall(b"\0\0\0\1\0\0\0\0x")
+            return sock.recv(100)
+        except OSError:
+            return b""
+
+
+def test_without_the_signer_what_runs_goes_on_and_a_newcomer_serves_alone_until_it_is_back(
+    chart: Chart, standins: StandIns
+) -> None:
+    first, second = standins.create(2)
+    standins.heat("hot", BLOCKS)
+    copy = injected_copy(standins, first)
+    chart.scale_to(WEBHOOK, 0)
+    try:
+        # of the pods that run each still loads what the other computes
+        tokens = prompt("meanwhile", BLOCKS)
+        assert ask(first.pod.address, tokens) == Served(computed=BLOCKS)
+        second.wait_for_blocks(first, first.status().arena.blocks)
+        assert ask(second.pod.address, tokens) == Served(pool=BLOCKS)
+        standins.core.create_namespaced_pod(standins.namespace, copy)
+        (newcomer,) = (m for m in standins.wait_ready(3) if m.pod.name == copy["metadata"]["name"])
+        status = newcomer.status()
+        assert (status.state, status.reason) == ("Ready(degraded)", "no_certificate")
+        assert (status.tls.state, status.tls.reason) == ("no_certificate", "signer_unreachable")
+        assert ask(newcomer.pod.address, tokens) == Served(computed=BLOCKS)
+        wait_for("it is told", lambda: condition(standins, "CertificatesReady") == ("False", "NoCertificate"), 60)
+        standins.wait_status(phase="Degraded", ready="3/3")
+    finally:
+        chart.scale_to(WEBHOOK, 2)
+    wait_for("its certificate", lambda: newcomer.status().tls.state == "ok", 180)
+    fresh = prompt("afterwards", BLOCKS)
+    assert ask(first.pod.address, fresh) == Served(computed=BLOCKS)
+    newcomer.wait_for_blocks(first, first.status().arena.blocks)
+    assert ask(newcomer.pod.address, fresh) == Served(pool=BLOCKS)
+    wait_for("all is well", lambda: condition(standins, "CertificatesReady") == ("True", "AllCertified"), 60)
+
+
+def injected_copy(standins: StandIns, member: Member) -> dict[str, Any]:
+    """A pod as people copy it out of a cluster: it needs no webhook any more."""
+    found = json.loads(standins.kubectl("get", "pod", member.pod.name, "-o", "json").stdout)
+    spec = found["spec"]
+    for name in ("nodeName", "serviceAccount", "priority", "preemptionPolicy"):
+        spec.pop(name, None)
+    tokens = {v["name"] for v in spec["volumes"] if v["name"].startswith("kube-api-access-")}
+    spec["volumes"] = [v for v in spec["volumes"] if v["name"] not in tokens]
+    for container in (*spec["containers"], *spec["initContainers"]):
+        container["volumeMounts"] = [m for m in container.get("volumeMounts", []) if m["name"] not in tokens]
+    kept = {name: found["metadata"][name] for name in ("labels", "annotations") if name in found["metadata"]}
+    kept["labels"].pop("pod-template-hash", None)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**kept, "name": "newcomer"}, "spec": spec}
+
+
+@pytest.fixture
+def short_lived(chart: Chart) -> Iterator[Chart]:
+    """Members are certified for minutes."""
+    whole = chart.deployment(WEBHOOK)["spec"]["template"]["spec"]["containers"][0]["command"]
+    short = [f"--leaf-seconds={LEAF_SECONDS}" if part.startswith("--leaf-seconds") else part for part in whole]
+    set_command(chart, short)
+    yield chart
+    set_command(chart, whole)
+
+
+def set_command(chart: Chart, command: list[str]) -> None:
+    patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/command", "value": command}]
+    chart.kubectl("patch", "deployment", WEBHOOK, "--type=json", "-p", json.dumps(patch))
+    chart.kubectl("rollout", "status", f"deployment/{WEBHOOK}", "--timeout=120s")
+
+
+def test_leaves_and_authorities_change_under_load_and_no_load_fails(short_lived: Chart, standins: StandIns) -> None:
+    chart, settings = short_lived, PeerSettings(NAMESPACE, SECRET)
+    members = standins.create(2)
+    standins.heat("hot", BLOCKS)
+    with load(members) as loads:
+        before = [m.status().tls.renewals for m in members]
+        wait_for("a renewal of each", lambda: renewed(members, before), FOLLOWING_SECONDS)
+        # another authority: at first it is only trusted
+        first = {name: base64.b64decode(text) for name, text in secret(chart).items()}
+        second = new_authority("kvpool peers 2", datetime.now(UTC) - settings.settle, settings.life)
+        old, both = first["ca.crt"], first["ca.crt"] + second.certificate
+        write(chart, {**first, "authority-2.crt": second.certificate, "authority-2.key": second.key, "ca.crt": both})
+        wait_for("all trust both", lambda: bundles(members) == {bundle_digest(both)}, FOLLOWING_SECONDS)
+        wait_for("it signs", lambda: base64.b64decode(secret(chart)["tls.crt"]) == second.certificate, 120)
+        of_second = {bundle_digest(second.certificate)}
+        wait_for("all leaves are of it", lambda: authorities(members) == of_second, FOLLOWING_SECONDS)
+        # and the old one goes
+        present = {name: base64.b64decode(text) for name, text in secret(chart).items()}
+        present = {name: value for name, value in present.items() if not name.startswith("authority-1.")}
+        write(chart, {**present, "ca.crt": second.certificate})
+        wait_for("nobody trusts the old one", lambda: bundles(members) == of_second, FOLLOWING_SECONDS)
+        at = len(loads)
+        wait_for("sharing goes on", lambda: len(loads) >= at + 10, 60)
+    assert old != second.certificate and set(loads) == {Served(pool=BLOCKS)}, loads
+    for member in members:
+        status = member.status()
+        assert (status.tls.state, status.tls.reason) == ("ok", "")
+        assert {word: n for word, n in status.counters.items() if word.startswith("tls_refused")} == {}
+        assert status.misses.get("transfer_failed", 0) == 0
+
+
+def secret(chart: Chart) -> dict[str, str]:
+    data: dict[str, str] = chart.core.read_namespaced_secret(SECRET, NAMESPACE).data
+    return data
+
+
+def write(chart: Chart, data: dict[str, bytes]) -> None:
+    found = chart.core.read_namespaced_secret(SECRET, NAMESPACE)
+    found.data = {name: base64.b64encode(value).decode() for name, value in data.items()}
+    chart.core.replace_namespaced_secret(SECRET, NAMESPACE, found)
+
+
+def bundles(members: list[Member]) -> set[str]:
+    return {m.status().tls.bundle for m in members}
+
+
+def authorities(members: list[Member]) -> set[str]:
+    return {m.status().tls.authority for m in members}
+
+
+def renewed(members: list[Member], before: list[int]) -> bool:
+    return all(m.status().tls.renewals > n for m, n in zip(members, before, strict=True))
+
+
+@contextmanager
+def load(members: list[Member]) -> Iterator[list[Served]]:
+    """One member computes a prompt, the other loads it, by turns and without end. What each load brought."""
+    found: list[Served] = []
+    failures: list[Exception] = []
+    ended = threading.Event()
+
+    def turn(number: int) -> None:
+        source, sink = members[number % 2], members[(number + 1) % 2]
+        tokens = prompt(f"load-{number}", BLOCKS)
+        assert ask(source.pod.address, tokens) == Served(computed=BLOCKS)
+        held = source.status().arena.blocks
+        wait_for("it is announced", lambda: seen(sink, source) >= held, 30, 0.05)
+        found.append(ask(sink.pod.address, tokens))
+
+    def run() -> None:
+        number = 0
+        while not ended.is_set():
+            try:
+                turn(number)
+            except Exception as error:  # noqa: BLE001 (told below)
+                failures.append(error)
+                return
+            number += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join(60)
+    assert failures == []
+
+
+def seen(sink: Member, source: Member) -> int:
+    return max((p.blocks for p in sink.status().peers if p.member == source.pod.uid and p.live), default=-1)

@@ -1,0 +1,136 @@
+"""The operator's controller and a real peer server: who is answered while a member has no certificate, and whom an
+authority that vouches for the controller lets in."""
+
+import asyncio
+import collections
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from authority import Authority, member_uri
+
+from kvpool_agent.identity.credentials import Credentials, read_credentials
+from kvpool_agent.peer import frames, serve
+from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.tls import Tls
+from kvpool_contract.identity import CertificateName
+from kvpool_operator.certificates.authority import Pair, new_authority, new_client, new_member
+from kvpool_operator.certificates.proof import name_in, proves
+from kvpool_operator.controller import asking
+from kvpool_operator.controller.identity import client_context
+
+NOW, DAY = datetime.now(UTC), timedelta(days=1)
+KVPOOLS, USERS = new_authority("kvpool", NOW, 9 * DAY), Authority("a user's")
+POOL = CertificateName("demo", "demo", "pool")
+URI = member_uri("pool", "source")
+
+
+def of_kvpool(uri: str) -> Credentials:
+    own = new_client(KVPOOLS, uri, NOW, DAY)
+    key: Any = own.parsed.public_key()
+    return read_credentials(new_member(KVPOOLS, key, uri, NOW, DAY), own.key, KVPOOLS.certificate)
+
+
+def of_user(uri: str) -> Credentials:
+    certificate, key = USERS.leaf(uri)
+    return read_credentials(certificate, key, USERS.certificate)
+
+
+class Empty:
+    """What a member answers with that holds nothing."""
+
+    pool = "pool"
+
+    def welcome(self, version: int) -> frames.Welcome:
+        return frames.Welcome(version, "source", "inc", "Ready(warm)", "", 0)
+
+    def renew(self, holder: tuple[str, str]) -> frames.Renewed:
+        return frames.Renewed(0, [])
+
+
+class Source:
+    """A member that answers. own: its credentials, if it has any; apart: those of the controller are another's."""
+
+    def __init__(self, own: Credentials | None, controllers: Pair | None = KVPOOLS, *, apart: bool = False) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.own, self.controllers = own, controllers
+        transport = Tls(
+            lambda: self.own,
+            CertificateName("demo", "demo", "pool", "source"),
+            lambda word: self.counts.update([word]),
+            controllers=lambda: self.controllers.certificate if self.controllers else b"",
+            apart=apart,
+        )
+        self.server = serve.PeerServer("127.0.0.1", 0, Empty(), Empty(), transport=transport, status=lambda: b'{"a":1}')  # type: ignore[arg-type]
+        self.server.start()
+
+    def asked(self, monkeypatch: pytest.MonkeyPatch, by: Pair = KVPOOLS) -> asking.Answered:
+        """By the controller, as it asks."""
+        monkeypatch.setattr(asking, "PEER_PORT", self.server.port)
+        context = client_context(new_client(by, "kvpool://demo/controller", NOW, DAY))
+        return asyncio.run(asking.ask_status("127.0.0.1", "pool", context))
+
+    def fetched_by(self, credentials: Credentials) -> None:
+        """By another member."""
+        dialer = Dialer(Identity("pool", "asker", "inc"), Tls(lambda: credentials, POOL))
+        try:
+            connection, _ = dialer.handshake(f"127.0.0.1:{self.server.port}")
+            connection.close()
+        finally:
+            dialer.close()
+
+
+def test_a_member_with_a_certificate_proves_itself_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(of_kvpool(URI))
+    answered = source.asked(monkeypatch)
+    assert answered.document == b'{"a":1}' and answered.certificate is not None
+    assert proves(answered.certificate, KVPOOLS.certificate, NOW)
+    assert name_in(answered.certificate) == CertificateName("demo", "demo", "pool", "source")
+    source.fetched_by(of_kvpool(member_uri("pool", "asker")))
+    with pytest.raises((OSError, EOFError)):  # a controller of another cluster, say
+        source.asked(monkeypatch, new_authority("other", NOW, DAY))
+    source.server.close()
+
+
+def test_without_a_certificate_the_controller_is_answered_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(None)
+    answered = source.asked(monkeypatch)
+    assert answered.document == b'{"a":1}' and answered.certificate is not None
+    assert not proves(answered.certificate, KVPOOLS.certificate, NOW)
+    asker = of_kvpool(member_uri("pool", "asker"))
+    with pytest.raises(PeerError, match="refused here: peer_unknown_authority"):
+        source.fetched_by(asker)
+    # one that does not look at what it is shown
+    monkeypatch.setattr(asking, "PEER_PORT", source.server.port)
+    context = client_context(Pair(asker.certificate, asker.key))
+    with pytest.raises((OSError, EOFError)):
+        asyncio.run(asking.ask_status("127.0.0.1", "pool", context))
+    # and from the moment that it has one, all is as ever
+    source.own = of_kvpool(URI)
+    source.fetched_by(asker)
+    source.server.close()
+
+
+def test_a_member_that_does_not_know_the_controller_either_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(None, None)
+    with pytest.raises((OSError, EOFError)):
+        source.asked(monkeypatch)
+    assert source.counts["tls_without_certificate"] == 1
+    source.server.close()
+
+
+def test_with_a_users_certificates_kvpools_authority_vouches_for_the_controller_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Source(of_user(member_uri("pool", "source")), apart=True)
+    assert source.asked(monkeypatch).document == b'{"a":1}'
+    source.fetched_by(of_user(member_uri("pool", "asker")))
+    intruder = of_kvpool(member_uri("pool", "asker"))
+    trusting = Credentials(
+        intruder.certificate, intruder.key, USERS.certificate, intruder.own, intruder.bundle, intruder.authority
+    )
+    with pytest.raises(PeerError):
+        source.fetched_by(trusting)
+    assert source.counts["tls_refused_peer_unknown_authority"] == 1
+    source.server.close()
