@@ -79,7 +79,7 @@ def test_a_container_that_comes_back_with_its_volume_serves_from_it_with_exact_c
 
 def test_what_the_arena_has_no_room_for_is_served_from_the_disk(pool: AgentPool, tmp_path: Path) -> None:
     arena = MIB + 64 * 1024  # 260 slots or so
-    node = on_disk(pool, "a", tmp_path / "disk", arenaBytes=arena).start().attach()
+    node = on_disk(pool, "a", tmp_path / "disk", arenaBytes=arena, eviction="LRU").start().attach()
     heat(node, "hot")
     until_on_disk(node, BLOCKS)
     served = 0
