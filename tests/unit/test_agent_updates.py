@@ -80,15 +80,16 @@ def test_one_whose_container_does_not_run_is_told_sooner() -> None:
 
 
 def test_an_agent_that_is_being_changed_is_not_missed_and_one_that_crashes_is() -> None:
-    def found(document: dict[str, Any], *, restarts: int = 1) -> Any:
+    def found(document: dict[str, Any], *, started: bool = False) -> Any:
         (said,) = document["status"]["initContainerStatuses"]
-        said["restartCount"] = restarts
+        said |= {"restartCount": 1, "started": started}
         (one,) = living([document])
         return one.expected, one.stuck
 
     assert found(pod("a", NEW, container="c1", from_container="c1")) == (False, "")
     assert found(pod("a", NEW, container="c1")) == (True, "")
-    assert found(pod("a", NEW, container="c2", from_container="c1")) == (True, "")
+    assert found(pod("a", NEW, container="c2", from_container="c1")) == (False, "")
+    assert found(pod("a", NEW, container="c2", from_container="c1"), started=True) == (True, "")
     assert found(pod("a", NEW, container="c1", from_container="c1", waiting="ErrImagePull")) == (
         False, "ImagePullBackOff",
     )  # fmt: skip

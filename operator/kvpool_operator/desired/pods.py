@@ -83,7 +83,7 @@ def _pod(document: Mapping[str, Any]) -> Pod:
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     states = {s.get("name"): s for s in status.get("initContainerStatuses") or []}
     agent, copier = states.get(AGENT_CONTAINER, {}), states.get(CLIENT_CONTAINER, {})
-    changing = (begun := update_begun(metadata)) is not None and agent.get("containerID") == begun[0]
+    changing = update_begun(metadata) is not None and not agent.get("started")
     expected = bool(agent.get("started") or (agent.get("restartCount") and not changing))
     return Pod(
         name=metadata["name"],
