@@ -44,6 +44,10 @@ class Place:
     def tokens(self, prompt: list[int], parameters: dict[str, Any] | None = None, salt: str = "") -> dict[str, int]:
         return self.engine.ask(prompt, parameters=parameters, salt=salt).tokens
 
+    def blocks(self) -> int:
+        """That its agent holds, of all cache namespaces."""
+        return sum(space["blocks"] for space in self.replica.status()["cache_namespaces"])
+
     def counted(self, *words: str) -> list[int]:
         counters = self.replica.status()["counters"]
         return [counters.get(word, 0) for word in words]
@@ -100,10 +104,12 @@ def test_on_one_engine_tenants_share_nothing_across_and_everything_within(places
     ways: list[tuple[dict[str, str] | None, str]] = [
         (signed("acme"), ""), (signed("umbrella"), ""), (None, ""), (signed("acme"), "salted"), (None, "salted"),
     ]  # fmt: skip
+    before = a.blocks()
     for way in ways:
         assert a.tokens(tokens, *way) == COMPUTED  # neither device, host nor pool has it from the ones before
     for way in ways:
         assert a.tokens(tokens, *way) == ON_DEVICE
+    wait_for("all is stored", lambda: a.blocks() == before + 2 * len(ways), 30)
     a.engine.forget()
     for way in ways:
         assert a.tokens(tokens, *way) == LOADED
