@@ -15,7 +15,8 @@ import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
-from kvpool_contract.names import WORKER_PORT
+from kvpool_agent.peer import frames
+from kvpool_contract.names import PEER_PORT, WORKER_PORT
 from kvpool_contract.status import (
     VERSION,
     AgentStatus,
@@ -32,7 +33,6 @@ WARM, WARMING = "Ready(warm)", "Warming"
 FORMAT = "5ca1e" * 6
 PEERS = [Peer(f"198.18.1.{n}:7700", True, f"{n:036d}", WARM, FORMAT, 1000, incarnation="1") for n in range(14)]
 EVENTS = [Event(1.7e9 + n, "attached", {"blocks": n}) for n in range(20)]
-COUNT = b"GET /asked "
 
 
 class FakeAgents:
@@ -85,20 +85,29 @@ class _Server:
             case ["silence", *uids]:
                 self._silent = set(uids)
 
+    async def count(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """How often anybody was asked, over HTTP."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            body = str(self._asked).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+        writer.close()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """As an agent answers the controller at its peer port, in clear."""
         uid = self._uids.get(writer.get_extra_info("sockname")[0], "")
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                request = await reader.readuntil(b"\r\n\r\n")
-                if request.startswith(COUNT):
-                    body = str(self._asked).encode()
-                else:
-                    self._asked += 1
-                    body = self._status(uid)
+            for answer in (frames.Welcome(frames.STATUS_VERSION, uid, "1", WARM, FORMAT, 1), frames.StatusTold()):
+                header, _ = frames.decode_lengths(await reader.readexactly(frames.LENGTHS.size))
+                await reader.readexactly(header)
                 if uid in self._silent:
+                    self._asked += 1
                     await reader.read()  # until whoever asked has given up
                     break
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                tail = b"" if isinstance(answer, frames.Welcome) else self._status(uid)
+                self._asked += bool(tail)
+                writer.write(frames.encode(answer, len(tail)) + tail)
                 await writer.drain()
         writer.close()
 
@@ -118,7 +127,8 @@ class _Server:
 
 async def _main() -> None:
     server = _Server()
-    await asyncio.start_server(server.serve, "0.0.0.0", WORKER_PORT, backlog=1024)
+    await asyncio.start_server(server.serve, "0.0.0.0", PEER_PORT, backlog=1024)
+    await asyncio.start_server(server.count, "0.0.0.0", WORKER_PORT)
     reader = asyncio.StreamReader(limit=2**24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():

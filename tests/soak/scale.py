@@ -115,7 +115,7 @@ class Scale:
                 "apiVersion": "kvpool.io/v1alpha1",
                 "kind": "KVCachePool",
                 "metadata": {"name": name},
-                "spec": {},
+                "spec": {"transport": {"tls": {"mode": "Disabled"}}},
             }
             await self.api.call("POST", f"{GROUP}/namespaces/{namespace}/kvcachepools", document)
         await self.pools.until(
