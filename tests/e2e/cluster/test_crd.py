@@ -43,7 +43,10 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
             "blockTokens": 256,
             "allowUntested": False,
         },
-        "tiers": {"memory": {"size": "8Gi", "ownedPercent": 70, "eviction": "GDSF"}},
+        "tiers": {
+            "memory": {"size": "8Gi", "ownedPercent": 70, "eviction": "GDSF"},
+            "disk": {"size": "0", "storageClassName": "", "podVolume": ""},
+        },
         "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4, "sourceMaxStreams": 2},
         "readiness": {"targetPercent": 95, "deadlineSeconds": 240, "attachGraceSeconds": 30},
         "loading": {"deadlineSeconds": 10, "maxBytesPerSecond": "0"},
