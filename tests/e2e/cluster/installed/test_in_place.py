@@ -7,7 +7,7 @@ import pytest
 
 from cluster.chart import Chart
 from cluster.engines import Member
-from cluster.images import AGENT_IMAGE, EARLIER_IMAGE, ENGINE_IMAGE
+from cluster.images import AGENT_IMAGE, EARLIER_IMAGE, ENGINE_IMAGE, IN_CLEAR
 from cluster.kube import wait_for
 from cluster.observers import EndpointWatch, Traffic
 from cluster.standins import NAME, StandIns, ask
@@ -32,7 +32,7 @@ def agents(standins: StandIns, members: list[Member]) -> list[tuple[str, int]]:
 
 def test_without_the_charts_permission_it_is_said_and_nothing_is_touched(standins: StandIns) -> None:
     strategy = {"type": "InPlace"}
-    members = standins.create(1, pool_spec={"agent": {"image": EARLIER_IMAGE, "updateStrategy": strategy}})
+    members = standins.create(1, pool_spec=IN_CLEAR | {"agent": {"image": EARLIER_IMAGE, "updateStrategy": strategy}})
     standins.set_pool({"agent": {"image": AGENT_IMAGE}})
     told = standins.wait_condition(CONDITION, "UpdateNotAllowed")
     assert told["status"] == "False" and "agent.inPlaceUpdates" in told["message"]
@@ -43,7 +43,7 @@ def test_agents_are_updated_one_by_one_and_a_bad_image_ends_it_at_the_first(
     may_update: None, standins: StandIns
 ) -> None:
     strategy = {"type": "InPlace"}
-    members = standins.create(3, pool_spec={"agent": {"image": EARLIER_IMAGE, "updateStrategy": strategy}})
+    members = standins.create(3, pool_spec=IN_CLEAR | {"agent": {"image": EARLIER_IMAGE, "updateStrategy": strategy}})
     tokens = standins.heat("hot", BLOCKS)
     members.sort(key=lambda member: member.pod.name)
     first, _, grouped = members

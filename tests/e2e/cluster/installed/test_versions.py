@@ -3,7 +3,7 @@
 from standin_engine import prompt
 
 from cluster.engines import Member
-from cluster.images import AGENT_IMAGE, EARLIER_IMAGE
+from cluster.images import AGENT_IMAGE, EARLIER_IMAGE, IN_CLEAR
 from cluster.kube import wait_for
 from cluster.standins import NAME, Served, StandIns, ask
 
@@ -37,7 +37,7 @@ def images(members: list[Member], *found: str) -> dict[str, str]:
 
 
 def test_agents_and_clients_of_two_versions_share_among_each_other(standins: StandIns) -> None:
-    first, second = standins.create(2, pool_spec={"agent": {"image": EARLIER_IMAGE}})
+    first, second = standins.create(2, pool_spec=IN_CLEAR | {"agent": {"image": EARLIER_IMAGE}})
     standins.heat("hot", BLOCKS)
     # upgraded: what is made from now on is of the newer version, and warms from the older one
     standins.set_pool({"agent": {"image": AGENT_IMAGE}})
