@@ -1,6 +1,5 @@
 """With real engines: a prefix computed by one replica is loaded by another, a third replica holds the hot set before it
-takes traffic, a worker's crash is a cache miss and not an outage, and an agent of another version under a running
-engine goes on sharing, both ways."""
+takes traffic, and a worker's crash is a cache miss and not an outage."""
 
 import contextlib
 import itertools
@@ -8,7 +7,6 @@ import json
 import time
 
 from cluster.engines import NAME, SELECTOR, Engines, Member, complete, kvpool, prompt, whole_blocks
-from cluster.images import AGENT_IMAGE, EARLIER_IMAGE
 from cluster.kube import Kube, wait_for
 from cluster.observers import EndpointWatch, Traffic
 from cluster.workers import find_worker, kill_worker
@@ -134,26 +132,3 @@ def kill_and_share_again(victim: Member, other: Member, prefix: list[int]) -> No
     other.wait_for_blocks(victim, SHORT_BLOCKS)
     assert other.complete(prefix) == answer
     assert other.pool_tokens() - other_tokens == 640
-
-
-def test_an_agent_of_another_version_under_a_running_engine_shares_both_ways(kube: Kube, engines: Engines) -> None:
-    """The engine's client is the one that was copied in when its pod was made."""
-    changed, other = engines.grow_to(2)[:2]
-    for image, seed in ((EARLIER_IMAGE, 300), (AGENT_IMAGE, 310)):
-        restarts, incarnation = kube.agent_restarts(changed.pod.name), changed.status().incarnation
-        kube.set_agent_image(changed.pod.name, image)
-
-        def back(restarts: int = restarts, incarnation: str = incarnation) -> bool:
-            status = changed.status()
-            new = kube.agent_restarts(changed.pod.name) == restarts + 1 and status.incarnation != incarnation
-            return new and status.attached and status.state.startswith("Ready")
-
-        wait_for(f"its agent is {image} and has the engine", back, 120)
-        for n, (holder, asker) in enumerate(((changed, other), (other, changed))):
-            prefix, before = prompt(seed + n, SHORT_TOKENS), asker.pool_tokens()
-            answer = holder.complete(prefix)
-            wait_for("its blocks", lambda h=holder: h.status().arena.blocks >= SHORT_BLOCKS, 30)
-            asker.wait_for_blocks(holder, SHORT_BLOCKS)
-            assert asker.complete(prefix) == answer
-            assert asker.pool_tokens() - before == whole_blocks(SHORT_TOKENS)
-    assert [m.pod for m in engines.members() if m.pod.restarts] == []
