@@ -75,6 +75,23 @@ class Warm(msgspec.Struct, frozen=True):
     added_seconds: float = 0.0
 
 
+class Capacity(msgspec.Struct, frozen=True):
+    """What of the arena's bytes can hold blocks (`effective`): all but those of slots under a lease, of slots reserved
+    by writers, and of what no slot covers (`unusable`: headers and remainders). `adjoining_blocks`: those that lie
+    right behind their parent; the fewer of all, the more scattered. The rest is about the finished requests' prompt
+    blocks: asked, and estimates of those among them that an arena of this size, and one of twice the size, would have
+    had if it had seen these requests alone."""
+
+    effective_bytes: int = 0
+    leased_bytes: int = 0
+    reserved_bytes: int = 0
+    unusable_bytes: int = 0
+    adjoining_blocks: int = 0
+    asked_blocks: int = 0
+    hit_blocks: int = 0
+    double_hit_blocks: int = 0
+
+
 class Arena(msgspec.Struct, frozen=True):
     """The arena: its byte limit, bytes of slots in use, blocks held (own and computed elsewhere), evictions, and blocks
     whose parent no member holds."""
@@ -85,6 +102,7 @@ class Arena(msgspec.Struct, frozen=True):
     foreign_blocks: int = 0
     evicted_blocks: int = 0
     orphan_blocks: int = 0
+    capacity: Capacity = Capacity()
 
 
 class CacheNamespace(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ NOTHING = "-"
 FROM_PEERS = ("demand_in", "prewarm_in")  # what went out stands in the other side's row
 FORMAT_DIGITS = 8
 CLOSED = "closed"
+NOTABLE_GAIN, LEAST_ASKED = 0.05, 1000
 NOTABLE_ORPHANS = 0.1  # of the blocks that a member holds
 WIDTH = 200
 
@@ -111,6 +112,10 @@ def _of_arena(status: AgentStatus) -> Iterator[str]:
     arena = status.arena
     if arena.orphan_blocks > NOTABLE_ORPHANS * arena.blocks:
         yield f"{arena.orphan_blocks} of {arena.blocks} blocks are orphans: no member holds the block before them"
+    seen = arena.capacity
+    if seen.double_hit_blocks - seen.hit_blocks > NOTABLE_GAIN * max(seen.asked_blocks, LEAST_ASKED):
+        one, two = _percent(seen.hit_blocks, seen.asked_blocks), _percent(seen.double_hit_blocks, seen.asked_blocks)
+        yield f"an arena of twice the size would have held {two} of the prompt blocks asked for, one of this size {one}"
 
 
 def _of_disk(status: AgentStatus) -> Iterator[str]:

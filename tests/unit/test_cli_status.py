@@ -19,6 +19,7 @@ from kvpool_contract.reasons import explain
 from kvpool_contract.status import (
     AgentStatus,
     Arena,
+    Capacity,
     ConfigInForce,
     Disk,
     EngineTokens,
@@ -304,6 +305,11 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
         (
             {"arena": Arena(1024, 512, 100, orphan_blocks=11)},
             ["a: 11 of 100 blocks are orphans: no member holds the block before them"],
+        ),
+        ({"arena": Arena(capacity=Capacity(asked_blocks=2000, hit_blocks=500, double_hit_blocks=600))}, []),
+        (
+            {"arena": Arena(capacity=Capacity(asked_blocks=2000, hit_blocks=500, double_hit_blocks=800))},
+            ["a: an arena of twice the size would have held 40% of the prompt blocks asked for, one of this size 25%"],
         ),
         ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
         ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),

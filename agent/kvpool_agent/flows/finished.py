@@ -37,6 +37,8 @@ def finish_request(
     with slab.heat_lock:
         for group, keys in zip(groups, chains, strict=True):
             slab.heat.count(keys, now, linked=group.kind == FULL)
+        if groups[place].kind == FULL:
+            slab.ghost.request(chain, prompt)
         again = [slab.heat.repeated(keys, now) for keys in chains]
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):

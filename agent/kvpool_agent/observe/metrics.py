@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvpool_contract.status import AgentStatus, Disk
+from kvpool_contract.status import AgentStatus, Capacity, Disk
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)")
 
@@ -31,6 +31,7 @@ class StatusCollector:
         yield GaugeMetricFamily(
             "kvpool_arena_orphan_blocks", "Blocks whose parent no member holds", value=status.arena.orphan_blocks
         )
+        yield from _of_capacity(status.arena.capacity)
         yield GaugeMetricFamily(
             "kvpool_directory_entries", "Blocks announced to this member as a home", value=status.directory.entries
         )
@@ -100,6 +101,27 @@ def _disk(disk: Disk) -> Iterator[Metric]:
     yield GaugeMetricFamily("kvpool_disk_limit_bytes", "Byte limit of the disk tier", value=disk.limit_bytes)
     yield GaugeMetricFamily("kvpool_disk_used_bytes", "Bytes of the disk tier's files", value=disk.used_bytes)
     yield GaugeMetricFamily("kvpool_disk_blocks", "Blocks that lie on the disk", value=disk.blocks)
+
+
+def _of_capacity(capacity: Capacity) -> Iterator[Metric]:
+    sizes = GaugeMetricFamily("kvpool_arena_bytes", "Bytes of the arena by what keeps them", labels=["part"])
+    for part in ("effective", "leased", "reserved", "unusable"):
+        sizes.add_metric([part], getattr(capacity, f"{part}_bytes"))
+    yield sizes
+    yield GaugeMetricFamily(
+        "kvpool_arena_adjoining_blocks", "Blocks right behind their parent", value=capacity.adjoining_blocks
+    )
+    ghost = GaugeMetricFamily(
+        "kvpool_ghost_blocks", "Prompt blocks asked for, and found by an arena of this and of twice the size",
+        labels=["size"],
+    )  # fmt: skip
+    for size, blocks in (
+        ("asked", capacity.asked_blocks),
+        ("one", capacity.hit_blocks),
+        ("two", capacity.double_hit_blocks),
+    ):
+        ghost.add_metric([size], blocks)
+    yield ghost
 
 
 def registry(status: Callable[[], AgentStatus]) -> CollectorRegistry:

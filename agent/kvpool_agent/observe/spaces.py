@@ -1,6 +1,7 @@
 """The arena and its cache namespaces, as the status tells of them: sizes and names, nothing of a key."""
 
 from kvpool_agent.keyring import Keyring
+from kvpool_agent.observe.capacity import capacity
 from kvpool_agent.store.slab import Slab, Slabs
 from kvpool_contract import status as contract
 
@@ -15,6 +16,7 @@ def arena(slabs: Slabs) -> contract.Arena:
         foreign_blocks=sum(slab.arena.foreign for slab in found),
         evicted_blocks=sum(slab.arena.evicted for slab in found),
         orphan_blocks=sum(slab.arena.orphan_blocks for slab in found),
+        capacity=capacity(found, slabs.limit_bytes),
     )
 
 

@@ -61,6 +61,7 @@ class Arena:
         """table: the memory's slot headers. No slot is given to a writer before `writable_at`, nor while one of
         `unjudged`, which an earlier worker may have filled, has not been judged."""
         self.slot_count = self.capacity = slot_count
+        self.eviction = eviction
         self.spill: Spill | None = None
         self.evictions = {"orphan": 0, "replica": 0, "owned": 0}
         self._lock = threading.Lock()

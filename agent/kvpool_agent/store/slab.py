@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvpool_agent.keyring import Keyring, Space
+from kvpool_agent.policy.ghost import Ghost
 from kvpool_agent.policy.heat import HeatTable
 from kvpool_agent.policy.shares import parts
 from kvpool_agent.store.arena import Arena, Held
@@ -57,6 +58,7 @@ class Slab:
     below: LowerTier | None = None
     id: bytes = field(init=False)
     heat: HeatTable = field(init=False)
+    ghost: Ghost = field(init=False)
     heat_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ class Slab:
         self.id = slab_id(self.fingerprint, self.space.name) if self.space.keyed else self.fingerprint
         # what may be offered as hot lies in the arena; some more is remembered of what was evicted
         self.heat = HeatTable(max(LEAST_HEAT, HEAT_PER_SLOT * self.arena.slot_count))
+        self.ghost = Ghost(self.arena.capacity, self.arena.eviction)
 
     def view(self, slot: int) -> memoryview:
         return self.memory.view[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
