@@ -213,7 +213,8 @@ class _Slab:
     below = None
 
     def __init__(self) -> None:
-        self.arena, self.heat, self.heat_lock = _Arena(), mock.MagicMock(), threading.Lock()
+        self.arena, self.heat, self.ghost = _Arena(), mock.MagicMock(), mock.MagicMock()
+        self.heat_lock = threading.Lock()
 
     def key(self, engine_key: bytes, hash_bytes: int, name: bytes = b"") -> bytes:
         must(len(engine_key) == hash_bytes + 4, "a key of the engine of another length")
