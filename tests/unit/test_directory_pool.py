@@ -264,8 +264,9 @@ def test_a_member_that_announces_what_it_does_not_have_costs_nobody_a_block(eigh
     assert asker.account.misses == {}
     for _ in range(5):
         assert asker.load(nobody) == 0
-    failures = asker.breakers.view(liar.address)
-    assert failures == ("open", 3)
+    state, failures = asker.breakers.view(liar.address)
+    assert failures == 3
+    assert state in ("open", "half_open")  # the latter once its time is up
     assert asker.account.counters["breaker_opened"] == 1
     assert set(asker.account.misses) <= {"evicted", "breaker_open", "never_published"}
     assert sum(asker.account.misses.values()) == 5 * BLOCKS
