@@ -67,16 +67,17 @@ class Keeper:
             if found is not None:
                 self._take(found)
         except Problem as problem:
-            self._failures[problem.reason] += 1
             if str(problem) != self._problem.detail:
                 log.error("certificate: %s", problem)
                 self._event("certificate_problem", reason=problem.reason, detail=str(problem))
             self._problem = _Told(problem.reason, str(problem))
+            self._failures[problem.reason] += 1
 
     def snapshot(self) -> Tls:
+        failures = dict(self._failures)  # first: whoever reads a count here finds its reason
         credentials, told = self.credentials, self._problem
         if credentials is None:
-            return Tls(self._mode, NONE, told.reason or NONE, told.detail, failures=dict(self._failures))
+            return Tls(self._mode, NONE, told.reason or NONE, told.detail, failures=failures)
         now, own = wall_clock(), credentials.own
         state = state_of(own.not_before, own.not_after, now)
         if not told.reason and now < own.not_before - CLOCK_SECONDS:
@@ -95,7 +96,7 @@ class Keeper:
             credentials.bundle,
             credentials.authority,
             self._renewals,
-            dict(self._failures),
+            failures,
         )
 
     def _run(self) -> None:
