@@ -66,6 +66,7 @@ def test_who_keeps_no_certificates_gets_no_rights_on_them(kube: Kube) -> None:
     assert certificate_rules("--set=webhook.certificates.mode=CertManager") == [
         ("Role", "secrets", []),
         ("Role", "secrets", [peers]),
+        ("Role", "secrets", webhook[1:]),  # read: agents trust the signer by it
     ]
 
 
@@ -149,9 +150,9 @@ def limited(kube: Kube) -> Iterator[Kube]:
     mine = [
         d
         for d in rendered(kube, IN_PLACE_VALUE)
-        if d["kind"] in kinds and d["metadata"]["name"] in (CONTROLLER, f"{CONTROLLER}-agents")
+        if d["kind"] in kinds and d["metadata"]["name"] in (CONTROLLER, f"{CONTROLLER}-agents", f"{CONTROLLER}-secrets")
     ]
-    assert len(mine) == len(kinds) + 2
+    assert len(mine) == len(kinds) + 4
     home = Kube(kube.provided, HOME)
     text = yaml.safe_dump_all(mine)
     kube.kubectl("create", "namespace", HOME)
@@ -209,6 +210,23 @@ def test_the_controllers_account_writes_the_objects_of_pools_alone(limited: Kube
 
     # and nobody but this account is held to it
     limited.kubectl("-n", "kube-system", "label", "configmap", "kube-root-ca.crt", "a=b", "--dry-run=server")
+
+
+def test_the_controllers_account_makes_no_secret_that_would_hold_a_token(limited: Kube) -> None:
+    def said(name: str, kind: str, place: str) -> str:
+        metadata = {"name": name, "annotations": {"kubernetes.io/service-account.name": "default"}}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind}
+        account = f"--as=system:serviceaccount:{HOME}:{CONTROLLER}"
+        done = limited.kubectl(
+            "-n", place, "create", "--dry-run=server", account, "-f", "-", stdin=json.dumps(secret), check=False
+        )  # fmt: skip
+        return done.stderr if done.returncode else ""
+
+    token = "kubernetes.io/service-account-token"
+    wait_for("the policy holds", lambda: "Opaque and kubernetes.io/tls" in said("kvpool-keys", token, "default"), 60)
+    assert said("kvpool-keys", "Opaque", "default") == ""
+    assert said("kvpool-peers-authority", "Opaque", HOME) == ""
+    assert "kvpool-keys alone" in said("other", "Opaque", "default")
 
 
 def changed(home: Kube, pod: str, patch: dict[str, Any]) -> str:

@@ -29,7 +29,9 @@ MAY_NOT = (
     ("controller", "delete", "secrets/kvpool-webhook-authority", NAMESPACE),
     ("controller", "get", "secrets/kvpool-peers-authority", "default"),
     ("controller", "create", "tokenreviews.authentication.k8s.io", ""),
-    ("controller", "create", "secrets", "default"),
+    ("controller", "list", "secrets", "default"),
+    ("controller", "get", "secrets/other", "default"),
+    ("controller", "patch", "secrets/other", "default"),
     ("controller", "get", "pods", ""),
     ("controller", "create", "pods", ""),
     ("controller", "patch", "pods", ""),
@@ -62,6 +64,7 @@ MAY_NOT = (
     ("webhook", "create", "events", ""),
 )
 MAY = (
+    ("controller", "create", "secrets", "default"),  # held to kvpool-keys by a policy, see test_chart_rules.py
     ("controller", "update", "secrets/kvpool-webhook-authority", NAMESPACE),
     ("controller", "patch", f"mutatingwebhookconfigurations.admissionregistration.k8s.io/{REGISTRATION}", ""),
     ("controller", "list", "pods", ""),
