@@ -71,8 +71,10 @@ def test_an_arena_whose_slots_are_all_held_stores_and_fetches_nothing_and_does_a
     b = pool.node("b").start().attach(row_bytes=BIG, rows=64)
     b.engine.serve(prompt("there", 4))
     a.until_sees(b)
-    # a second engine of the format, whose client never commits: its copies keep their slots
-    with closing(a.raw_session(format=a.engine.attach_header["format"], row_bytes=BIG)) as holder:
+    a.until("the verdict", lambda status: status.probe.state not in ("", "pending"))  # until then a quarter is all
+    # a second session of the engine, whose client never commits: its copies keep their slots
+    same = {name: a.engine.attach_header[name] for name in ("engine", "format")}
+    with closing(a.raw_session(row_bytes=BIG, **same)) as holder:
         for one in holder.receive().descriptors:
             os.close(one)
         keys = engine_keys(prompt("held", 16))

@@ -129,7 +129,7 @@ def test_nonsense_among_the_members_costs_nothing_and_without_members_all_is_com
     b.until("no source", lambda s: not any(peer.live for peer in s.peers))
     before = b.status().misses.get("never_published", 0)
     assert b.engine.serve(prompt(names[0], BLOCKS)) == Served(computed=BLOCKS)
-    assert b.status().misses["never_published"] - before == BLOCKS
+    b.until("counted", lambda s: s.misses.get("never_published", 0) - before == BLOCKS)
 
     members.write_bytes(lines + real)
     b.until_sees(a)
