@@ -148,6 +148,20 @@ def test_blocks_come_whole_and_the_next_connection_resumes(source: Source, asker
     assert source.refused() == {}
 
 
+def test_a_session_is_taken_once_however_often_it_is_resumed(
+    source: Source, asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    taken = ssl.SSLSocket.session.fget
+    assert taken is not None
+    monkeypatch.setattr(ssl.SSLSocket, "session", property(lambda sock: looks.append(sock) or taken(sock)))
+    for _ in range(4):
+        assert asker.fetch(source.address, 1) == [Shelf().data]
+        asker.dialer.forget(source.address)
+    assert asker.counts == {"tls_dialed": 4, "tls_resumed": 3}
+    assert len(looks) == 1
+
+
 def controller(by: Authority = AUTHORITY) -> Credentials:
     certificate, key = by.leaf("kvpool://demo/controller")
     return read_credentials(certificate, key, AUTHORITY.certificate)
