@@ -71,7 +71,9 @@ def suites(action: str) -> list[Suite]:
     security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
-    parts = [pytest(installed), pytest("tests/e2e/cluster", "--ignore", installed)]
+    # a kubelet takes minutes to bring new authorities into pods: that rotation belongs to the soak
+    rotation = "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails"
+    parts = [pytest(installed, "--deselect", f"{installed}/{rotation}"), pytest("tests/e2e/cluster", "--ignore", installed)]
     cluster = Suite("cluster", 12, parts, together=not os.environ.get("KVPOOL_E2E_KUBECONFIG"))
     return {
         "check": [lint(), unit],

@@ -26,10 +26,9 @@ AGENT_IMAGE = "registry.example/kvpool/agent:0.1.0"
 EARLIER_IMAGE = "registry.example/kvpool/agent:earlier"
 OPERATOR_IMAGE = "registry.example/kvpool/operator:0.1.0"
 ENGINE_IMAGE = "docker.io/vllm/vllm-openai:v0.32.0"
-# What the earlier agent is made of: the oldest commit that speaks a version in common with this one on every protocol,
-# between agents, with the engine's client, and of the configuration.
-EARLIER_COMMIT = "f3a4549"
-# Which knows no TLS, so pools that it shares in go without.
+# What the earlier agent is made of: a commit that speaks a version in common with this one on every protocol, between
+# agents, with the controller, with the engine's client, and of the configuration.
+EARLIER_COMMIT = "b0ffe60"
 IN_CLEAR = {"transport": {"tls": {"mode": "Disabled"}}}
 STANDIN = ("python3", "/standin/standin_pod.py")
 SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -210,9 +210,10 @@ def load(members: list[Member]) -> Iterator[list[Served]]:
     def turn(number: int) -> None:
         source, sink = members[number % 2], members[(number + 1) % 2]
         tokens = prompt(f"load-{number}", BLOCKS)
+        held = source.status().arena.blocks + BLOCKS
         assert ask(source.pod.address, tokens) == Served(computed=BLOCKS)
-        held = source.status().arena.blocks
-        wait_for("it is announced", lambda: seen(sink, source) >= held, 30, 0.05)
+        wait_for("it is stored", lambda: source.status().arena.blocks >= held, 30, 0.05)
+        wait_for("it is known", lambda: seen(sink, source) >= held, 30, 0.05)
         found.append(ask(sink.pod.address, tokens))
 
     def run() -> None:

@@ -5,13 +5,15 @@ import time
 
 import pytest
 from kubernetes import client
+from prometheus_client.parser import text_string_to_metric_families
 from standin_engine import prompt
 
 from cluster import provider
 from cluster.chart import CONTROLLER, NAMESPACE, RELEASE, WEBHOOK, Chart
-from cluster.engines import kvpool
+from cluster.engines import Member, kvpool
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask, deployment
+from kvpool_contract.names import WORKER_PORT
 
 BLOCKS = 8
 AWAY_SECONDS = 30
@@ -96,10 +98,11 @@ def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_ru
         turn = 0
         while time.monotonic() < until or turn < 2:
             holder, other = members if turn % 2 else reversed(members)
-            tokens, held = prompt(f"away-{turn}", BLOCKS), holder.status().arena.blocks
+            tokens = prompt(f"away-{turn}", BLOCKS)
+            held, known = gauge(holder, "kvpool_arena_blocks"), gauge(other, "kvpool_known_heads")
             assert ask(holder.pod.address, tokens) == Served(computed=BLOCKS)
-            wait_for("its blocks", lambda m=holder, n=held: m.status().arena.blocks >= n + BLOCKS, 30)
-            other.wait_for_blocks(holder, held + BLOCKS)
+            wait_for("its blocks", lambda m=holder, n=held: gauge(m, "kvpool_arena_blocks") >= n + BLOCKS, 30)
+            wait_for("its head", lambda m=other, n=known: gauge(m, "kvpool_known_heads") > n, 30)
             assert ask(other.pod.address, tokens) == Served(pool=BLOCKS)
             turn += 1
             time.sleep(1)
@@ -112,6 +115,12 @@ def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_ru
     assert [m.pod for m in standins.members() if m.pod.restarts] == []
     assert {pod.restarts for pod in chart.pods("app.kubernetes.io/name=kvpool")} == {0}
     standins.wait_status(phase="Ready", ready="3/3", warm="1/3")
+
+
+def gauge(member: Member, name: str) -> float:
+    """Of the agent, read at the pod's address: a status would come through the API server."""
+    families = text_string_to_metric_families(member.get(WORKER_PORT, "/metrics").decode())
+    return next(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 def check(standins: StandIns, code: int, *what: str) -> str:

@@ -22,7 +22,7 @@ def test_what_readme_says_installs_kvpool_and_two_replicas_share_and_a_third_joi
     assert install.startswith("helm install kvpool helm/kvpool -n kvpool-system ")
     assert list(readme.files("Install")) == ["pool.yaml", "chat.yaml"]
     assert chart.deployment(CONTROLLER)["status"]["readyReplicas"] == 1
-    assert chart.deployment(WEBHOOK)["status"]["readyReplicas"] == 2
+    wait_for("both webhooks", lambda: chart.deployment(WEBHOOK)["status"].get("readyReplicas") == 2, 60)
 
     llm = Kube(chart.provided, "llm")
     try:
