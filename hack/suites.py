@@ -73,7 +73,10 @@ def suites(action: str) -> list[Suite]:
     installed = "tests/e2e/cluster/installed"
     # a kubelet takes minutes to bring new authorities into pods: that rotation belongs to the soak
     rotation = "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails"
-    parts = [pytest(installed, "--deselect", f"{installed}/{rotation}"), pytest("tests/e2e/cluster", "--ignore", installed)]
+    parts = [
+        pytest(installed, "--deselect", f"{installed}/{rotation}"),
+        pytest("tests/e2e/cluster", "--ignore", installed),
+    ]
     cluster = Suite("cluster", 12, parts, together=not os.environ.get("KVPOOL_E2E_KUBECONFIG"))
     return {
         "check": [lint(), unit],
