@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,18 +134,14 @@ class Folder:
     def read(self, name: str, header: ExtentHeader, places: Iterable[tuple[int, memoryview]]) -> None:
         """Fills each view with the block at its position. Raises Damaged where the file has no such bytes."""
         runs = list(_runs(header, places))
-        for descriptor, bypasses in self._either_way(name, os.O_RDONLY, header):
-            try:
-                for offset, views in runs:
-                    _all(os.preadv, descriptor, views, offset)
-                if not bypasses:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            except OSError as error:
-                self._refused(error, bypasses=bypasses)
-            else:
-                return
-            finally:
-                os.close(descriptor)
+
+        def move(descriptor: int, bypasses: bool) -> None:
+            for offset, views in runs:
+                _all(os.preadv, descriptor, views, offset)
+            if not bypasses:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+        self._either_way(name, os.O_RDONLY, header, move)
 
     def remove(self, name: str) -> None:
         """One that is not there harms nothing."""
@@ -168,37 +164,34 @@ class Folder:
         with mmap.mmap(-1, len(encoded)) as start:  # aligned, as direct I/O wants it
             start[:] = encoded
             gap = memoryview(bytes(codec.padded(header.block_bytes) - header.block_bytes))
-            for descriptor, bypasses in self._either_way(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, header):
-                try:
-                    with memoryview(start) as view:
-                        pieces = [view, *(piece for block in blocks for piece in (block, gap) if len(piece))]
-                        _write(descriptor, pieces, bypasses=bypasses)
-                        del pieces
-                    os.fsync(descriptor)
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                except OSError as error:
-                    self._refused(error, bypasses=bypasses)
-                else:
-                    return
-                finally:
-                    os.close(descriptor)
 
-    def _either_way(self, name: str, flags: int, header: ExtentHeader) -> Iterator[tuple[int, bool]]:
-        """An open descriptor, and whether it goes past the page cache; another one where the volume has refused that.
-        Whole pages alone can."""
+            def move(descriptor: int, bypasses: bool) -> None:
+                with memoryview(start) as view:
+                    pieces = [view, *(piece for block in blocks for piece in (block, gap) if len(piece))]
+                    _write(descriptor, pieces, bypasses=bypasses)
+                    del pieces
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+            self._either_way(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, header, move)
+
+    def _either_way(self, name: str, flags: int, header: ExtentHeader, move: Callable[[int, bool], None]) -> None:
+        """Opens the file and moves its bytes past the page cache, or through it where the volume refuses that. move:
+        called with the descriptor and whether it goes past. Whole pages alone can."""
         while True:
             bypasses = self.direct and header.block_bytes % codec.PAGE == 0
             try:
                 descriptor = self._open(name, flags | (os.O_DIRECT if bypasses else 0))
+                try:
+                    move(descriptor, bypasses)
+                finally:
+                    os.close(descriptor)
             except OSError as error:
-                self._refused(error, bypasses=bypasses)
+                if error.errno != errno.EINVAL or not bypasses:
+                    raise
+                self.direct = False
             else:
-                yield descriptor, bypasses
-
-    def _refused(self, error: OSError, *, bypasses: bool) -> None:
-        if error.errno != errno.EINVAL or not bypasses:
-            raise error
-        self.direct = False
+                return
 
     def _open(self, name: str, flags: int) -> int:
         try:
