@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from kvpool_operator.controller.cluster import Cluster, Document
+from kvpool_operator.controller.cluster import Cluster, Document, Entries
 from kvpool_operator.controller.known import SPREAD, Known
+from kvpool_operator.desired.spaces import KEYS_SECRET
 
 KEY, GOOD_SECONDS = ("a", "chat"), 60.0
 CONFIG_MAP = {"kind": "ConfigMap", "metadata": {"namespace": "a", "name": "chat-kvpool"}}
 SERVICE = {"kind": "Service", "metadata": {"namespace": "a", "name": "chat-kvpool"}}
+ENTRIES = Entries(frozenset({"chat.default"}), ours=True, version="1")
 
 
 class Server:
@@ -24,7 +26,7 @@ class Server:
         self.pool: Document | None = pool()
         self.refusal: Exception | None = None
         self.during: Any = lambda: None  # happens while an answer is on its way
-        for name in ("read_pool", "read", "pods", "apply", "write_status"):
+        for name in ("read_pool", "read", "pods", "apply", "write_status", "secret_entries", "add_entries"):
             monkeypatch.setattr(Cluster, name, self._answer(name))
         monkeypatch.setattr(Cluster, "__init__", lambda _: None)
         self.known = Known(GOOD_SECONDS, lambda: self.now)
@@ -32,10 +34,10 @@ class Server:
     def _answer(self, name: str) -> Any:
         def answer(_: Cluster, *given: Any) -> Any:
             self.asked[name] += 1
-            answers = {"read_pool": self.pool, "read": CONFIG_MAP, "pods": ["a pod"], "apply": None}
-            found = {**given[0], "status": given[1]} if name == "write_status" else answers[name]
+            answers = {"read_pool": self.pool, "read": CONFIG_MAP, "pods": ["a pod"], "secret_entries": ENTRIES}
+            found = {**given[0], "status": given[1]} if name == "write_status" else answers.get(name)
             self.during()
-            if self.refusal and name in ("apply", "write_status"):
+            if self.refusal and name in ("apply", "write_status", "add_entries"):
                 raise self.refusal
             return found
 
@@ -47,6 +49,7 @@ class Server:
         if self.known.read_pool(KEY) is not None:
             for wanted in (CONFIG_MAP, SERVICE):
                 self.known.read(wanted)
+            assert self.known.secret_entries("a", KEYS_SECRET) is ENTRIES
             self.known.pods(KEY)
         return self.asked - before
 
@@ -63,7 +66,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server(monkeypatch)
 
 
-ALL = {"read_pool": 1, "read": 2, "pods": 1}
+ALL = {"read_pool": 1, "read": 2, "secret_entries": 1, "pods": 1}
 
 
 def test_a_second_pass_asks_nothing_until_what_is_known_is_old(server: Server) -> None:
@@ -86,7 +89,7 @@ def test_a_pod_that_changes_makes_the_pods_be_read_and_nothing_else(server: Serv
 def test_a_pool_that_changes_is_read_with_its_objects(server: Server, change: dict[str, Any]) -> None:
     server.a_pass()
     assert server.sees(**change)
-    assert server.a_pass() == {"read_pool": 1, "read": 2}
+    assert server.a_pass() == {"read_pool": 1, "read": 2, "secret_entries": 1}
 
 
 def test_a_pool_that_is_gone_is_news_and_nothing_of_it_is_kept(server: Server) -> None:
@@ -124,6 +127,18 @@ def test_an_object_that_was_applied_is_read_again(server: Server, refusal: Excep
     except ApiException as error:
         assert error is refusal
     assert server.a_pass() == {"read": 1}
+
+
+@pytest.mark.parametrize("refusal", [None, ApiException(status=409)])
+def test_keys_that_were_written_are_looked_for_again(server: Server, refusal: Exception | None) -> None:
+    server.a_pass()
+    server.refusal = refusal
+    for k8s_namespace, asked in (("other", {}), ("a", {"secret_entries": 1})):
+        try:
+            server.known.add_entries(k8s_namespace, KEYS_SECRET, {}, ENTRIES)
+        except ApiException as error:
+            assert error is refusal
+        assert server.a_pass() == asked
 
 
 def test_an_answer_that_was_on_its_way_when_a_watch_spoke_is_not_kept(server: Server) -> None:

@@ -10,12 +10,13 @@ broken) is found when what is known has become old.
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kvpool_contract.names import pool_object_name
-from kvpool_operator.controller.cluster import Cluster, Document, Key
+from kvpool_operator.controller.cluster import Cluster, Document, Entries, Key
 from kvpool_operator.desired.pods import Pod
+from kvpool_operator.desired.spaces import KEYS_SECRET
 from kvpool_operator.desired.update import Change
 
 POOL, PODS = "pool", "pods"
@@ -45,7 +46,7 @@ class Known(Cluster):
             before, _ = self._found.get((POOL, key), (None, 0.0))
         if before is not None and not gone and _meaning(before) == _meaning(pool):
             return False
-        self._doubt((POOL, key), *_objects(key))
+        self._doubt((POOL, key), *_objects(key), _secret(key[0], KEYS_SECRET))
         return True
 
     def pods_seen(self, key: Key) -> None:
@@ -82,6 +83,15 @@ class Known(Cluster):
             Cluster.apply(self, wanted)
         finally:
             self._doubt(_place(wanted))
+
+    def secret_entries(self, k8s_namespace: str, name: str) -> Entries | None:
+        return self._once(_secret(k8s_namespace, name), lambda: Cluster.secret_entries(self, k8s_namespace, name))
+
+    def add_entries(self, k8s_namespace: str, name: str, data: Mapping[str, str], found: Entries | None) -> None:
+        try:
+            Cluster.add_entries(self, k8s_namespace, name, data, found)
+        finally:
+            self._doubt(_secret(k8s_namespace, name))
 
     def update_agent(self, key: Key, change: Change, record: str) -> None:
         try:
@@ -120,6 +130,11 @@ def _meaning(pool: Document) -> tuple[Any, ...]:
 
 def _objects(key: Key) -> list[Place]:
     return [(kind, (key[0], pool_object_name(key[1]))) for kind in OBJECTS]
+
+
+def _secret(k8s_namespace: str, name: str) -> Place:
+    """None of a pool's objects: pools of a Kubernetes namespace share it, and it stays when one of them goes."""
+    return "Secret", (k8s_namespace, name)
 
 
 def _place(wanted: Document) -> Place:
