@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 REGISTRY = CollectorRegistry()
 PASSES = Counter("kvpool_controller_passes", "Passes over a pool, by result: ok, failed", ["result"], registry=REGISTRY)
 WRITES = Counter(
-    "kvpool_controller_writes", "Writes to the API server, by object: ConfigMap, Service, status, Event, Pod",
+    "kvpool_controller_writes", "Writes to the API server, by object: ConfigMap, Service, Secret, status, Event, Pod",
     ["object"], registry=REGISTRY,
 )  # fmt: skip
 ANSWERS = Counter(
