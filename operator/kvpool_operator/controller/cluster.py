@@ -4,7 +4,8 @@ Calls block; whoever awaits runs them in a thread. They are retried by the next 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"  # merges containers by name
 TIMEOUT_SECONDS = (3.0, 10.0)  # to connect, to read
 NOT_FOUND, CONFLICT = 404, 409
+REFUSALS = (400, 403, 422)  # for good
 
 KEYS_LABEL = "kvpool.io/keys"  # of a Secret that the controller keeps
 MERGE = "application/merge-patch+json"
@@ -109,15 +111,11 @@ class Cluster:
         """Server-side apply: fields that we set are ours again, fields of others stay. Raises RefusedError."""
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
         patch = {"ConfigMap": self._core.patch_namespaced_config_map, "Service": self._core.patch_namespaced_service}
-        try:
+        with _refusals():
             patch[wanted["kind"]](
                 name, namespace, wanted, field_manager=FIELD_MANAGER, force=True, _content_type=APPLY,
                 _request_timeout=TIMEOUT_SECONDS,
             )  # fmt: skip
-        except ApiException as error:
-            if error.status in (400, 403, 422):
-                raise RefusedError(_sentence(error)) from None
-            raise
 
     def secret_entries(self, k8s_namespace: str, name: str) -> Entries | None:
         """What the entries of a Secret are called."""
@@ -142,15 +140,11 @@ class Cluster:
             metadata["resourceVersion"] = found.version
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": dict(data)}
         options: Document = {"field_manager": FIELD_MANAGER, "_request_timeout": TIMEOUT_SECONDS}
-        try:
+        with _refusals():
             if found is None:
                 self._core.create_namespaced_secret(k8s_namespace, body, **options)
             else:
                 self._core.patch_namespaced_secret(name, k8s_namespace, body, _content_type=MERGE, **options)
-        except ApiException as error:
-            if error.status in (400, 403, 422):
-                raise RefusedError(_sentence(error)) from None
-            raise
 
     def pods(self, key: Key) -> list[Pod]:
         """The living pods with the pool's label. From the server's cache: a pass that sees yesterday's is followed by
@@ -169,16 +163,12 @@ class Cluster:
             "metadata": {"resourceVersion": change.version, "annotations": {UPDATE_ANNOTATION: record}},
             "spec": {"initContainers": [{"name": AGENT_CONTAINER, "image": change.image}]},
         }
-        try:
+        with _refusals():
             answer = self._core.patch_namespaced_pod(
                 change.pod, key[0], patch, field_manager=FIELD_MANAGER, _content_type=STRATEGIC,
                 _preload_content=False, _request_timeout=TIMEOUT_SECONDS,
             )  # fmt: skip
             taken = _document(answer)
-        except ApiException as error:
-            if error.status in (400, 403, 422):
-                raise RefusedError(_sentence(error)) from None
-            raise
         images = [c["image"] for c in taken["spec"]["initContainers"] if c["name"] == AGENT_CONTAINER]
         if images != [change.image]:
             raise RefusedError(f"it has made {', '.join(images)} of it; name the image so in spec.agent.image")
@@ -209,6 +199,17 @@ def _or_none(read: Callable[[], Document]) -> Document | None:
     except ApiException as error:
         if error.status == NOT_FOUND:
             return None
+        raise
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raises RefusedError for what the API server refuses for good."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status in REFUSALS:
+            raise RefusedError(_sentence(error)) from None
         raise
 
 
