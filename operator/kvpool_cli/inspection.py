@@ -3,7 +3,7 @@
 import time
 
 from kvpool_cli.findings import Finding, of_cluster, of_pod, of_pool
-from kvpool_cli.members import Answer, MembersError, read_pool
+from kvpool_cli.members import MembersError, ask_pods
 from kvpool_cli.objects import Objects
 from kvpool_contract.names import POOL_LABEL
 
@@ -24,7 +24,8 @@ def _pool(objects: Objects, name: str, kubeconfig: str) -> list[Finding]:
         raise MembersError(
             f"namespace {objects.k8s_namespace} has no KVCachePool {name}; create it, or correct name and namespace"
         )
-    answers = read_pool(name, objects.k8s_namespace, kubeconfig) if pods else []
+    names = sorted(pod["metadata"]["name"] for pod in pods)
+    answers = ask_pods(names, objects.k8s_namespace, kubeconfig)
     return list(of_pool(found, pods, answers, time.time()))
 
 
@@ -33,6 +34,5 @@ def _pod(objects: Objects, name: str, kubeconfig: str) -> list[Finding]:
     if found is None:
         raise MembersError(f"namespace {objects.k8s_namespace} has no pod {name}; correct name and namespace")
     pool = (found["metadata"].get("labels") or {}).get(POOL_LABEL, "")
-    answers: list[Answer] = read_pool(pool, objects.k8s_namespace, kubeconfig) if pool else []
-    own = next((answer for answer in answers if answer.member == name), None)
+    own = ask_pods([name], objects.k8s_namespace, kubeconfig)[0] if pool else None
     return list(of_pod(found, objects.pool(pool) if pool else None, objects.registration(), own))

@@ -5,7 +5,7 @@ answer as well: it stands in the report with that reason.
 """
 
 import http.client
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -46,20 +46,16 @@ def read_file(text: str) -> list[Answer]:
 
 
 def read_pool(pool: str, k8s_namespace: str, kubeconfig: str) -> list[Answer]:
-    """Asks the agents of a pool's pods through the API server."""
+    """Asks the agents of a pool's pods, which the API server lists. Raises MembersError."""
     # Imported here: the package takes a second to load, and only this way of finding members needs it.
-    from kubernetes import client, config
+    from kubernetes import client
     from kubernetes.client.exceptions import ApiException
     from kubernetes.config.config_exception import ConfigException
     from urllib3.exceptions import HTTPError
 
-    from kvpool_cli import forward
-
     try:
-        load: Any = config.load_kube_config  # its types are not declared
-        settings: Any = client.Configuration()
-        load(config_file=kubeconfig or None, client_configuration=settings)
-        namespace = k8s_namespace or _context_namespace(config, kubeconfig)
+        settings = _settings(kubeconfig)
+        namespace = k8s_namespace or context_namespace(kubeconfig)
         api: Any = client.CoreV1Api(client.ApiClient(settings))
         listed = api.list_namespaced_pod(
             namespace, label_selector=f"{POOL_LABEL}={pool}", _request_timeout=TIMEOUT_SECONDS
@@ -73,16 +69,45 @@ def read_pool(pool: str, k8s_namespace: str, kubeconfig: str) -> list[Answer]:
             f"namespace {namespace} has no pod labelled {POOL_LABEL}={pool}; check both names, and that the "
             f"workload was injected"
         )
+    return _forwarded(names, namespace, settings)
+
+
+def ask_pods(names: Sequence[str], k8s_namespace: str, kubeconfig: str) -> list[Answer]:
+    """Asks the agents of these pods through the API server. Raises MembersError."""
+    from kubernetes.config.config_exception import ConfigException
+
+    try:
+        settings = _settings(kubeconfig)
+    except ConfigException as error:
+        raise MembersError(f"the cluster can't be reached: {' '.join(str(error).split())}") from None
+    return _forwarded(names, k8s_namespace, settings)
+
+
+def context_namespace(kubeconfig: str) -> str:
+    """The namespace of the user's present context. Raises the Kubernetes client's ConfigException."""
+    from kubernetes import config
+
+    contexts: Any = config.list_kube_config_contexts  # its types are not declared
+    _, active = contexts(config_file=kubeconfig or None)
+    return str(active["context"].get("namespace") or "default")
+
+
+def _settings(kubeconfig: str) -> Any:
+    from kubernetes import client, config
+
+    load: Any = config.load_kube_config  # its types are not declared
+    settings: Any = client.Configuration()
+    load(config_file=kubeconfig or None, client_configuration=settings)
+    return settings
+
+
+def _forwarded(names: Sequence[str], k8s_namespace: str, settings: Any) -> list[Answer]:
+    from kvpool_cli import forward
 
     def forwarded(name: str) -> Callable[[], bytes]:
-        return lambda: forward.get(settings, namespace, name, "/status", TIMEOUT_SECONDS)
+        return lambda: forward.get(settings, k8s_namespace, name, "/status", TIMEOUT_SECONDS)
 
     return _ask({name: forwarded(name) for name in names})
-
-
-def _context_namespace(config: Any, kubeconfig: str) -> str:
-    _, active = config.list_kube_config_contexts(config_file=kubeconfig or None)
-    return str(active["context"].get("namespace") or "default")
 
 
 def _http_get(address: str) -> Callable[[], bytes]:

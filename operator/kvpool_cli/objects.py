@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpool_cli.findings import ClusterFacts, Denied, Document
-from kvpool_cli.members import MembersError
+from kvpool_cli.members import MembersError, context_namespace
 from kvpool_contract.names import API_GROUP, POOL_LABEL
 
 TIMEOUT_SECONDS = 10.0
@@ -31,14 +31,11 @@ class Objects:
 
         self._refusal, self._silence = ApiException, HTTPError
         try:
-            # neither of them has types
-            load: Any = config.load_kube_config
-            contexts: Any = config.list_kube_config_contexts
+            load: Any = config.load_kube_config  # its types are not declared
             load(config_file=kubeconfig or None)
-            _, active = contexts(config_file=kubeconfig or None)
+            self.k8s_namespace = k8s_namespace or context_namespace(kubeconfig)
         except ConfigException as error:
             raise MembersError(f"the cluster can't be reached: {' '.join(str(error).split())}") from None
-        self.k8s_namespace = k8s_namespace or str(active["context"].get("namespace") or "default")
         self._core: Any = client.CoreV1Api()
         self._version: Any = client.VersionApi()
         self._apps: Any = client.AppsV1Api()

@@ -4,12 +4,14 @@ import base64
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from agent_status import agent
 
+from kvpool_cli import inspection
 from kvpool_cli.findings import ClusterFacts, Denied, Finding, of_cluster, of_pod, of_pool
 from kvpool_cli.members import Answer
 from kvpool_contract.reasons import explain
@@ -185,6 +187,27 @@ def test_why_a_pod_has_no_agent(pod: dict[str, Any], pool: Any, registered: Any,
     assert len(found) == len(said)
     for finding, words in zip(found, said, strict=True):
         assert words in finding.sentence
+
+
+@pytest.mark.parametrize(("pool", "pod", "asked"), [("chat", "", ["a", "b"]), ("", "b", ["b"])])
+def test_of_a_pool_all_pods_are_asked_and_of_a_pod_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, pool: str, pod: str, asked: list[str]
+) -> None:
+    objects = SimpleNamespace(
+        k8s_namespace="llm", pool=lambda _: POOL, pods=lambda _: [injected("b"), injected("a")],
+        pod=lambda name: injected(name), registration=lambda: None,
+    )  # fmt: skip
+    calls: list[tuple[list[str], str]] = []
+
+    def ask(names: list[str], k8s_namespace: str, _: str) -> list[Answer]:
+        calls.append((names, k8s_namespace))
+        return [answer(name) for name in names]
+
+    monkeypatch.setattr(inspection, "Objects", lambda *_: objects)
+    monkeypatch.setattr(inspection, "ask_pods", ask)
+    found = inspection.inspect(pool, pod, "llm", "")
+    assert calls == [(asked, "llm")]
+    assert sum("Ready(warm)" in finding.sentence for finding in found) == len(asked)
 
 
 def test_a_pod_with_an_agent_says_how_it_is() -> None:
