@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import urllib.request
+from collections.abc import Mapping
 from typing import Any, cast
 
 from kubernetes.client.exceptions import ApiException
@@ -77,6 +78,43 @@ def test_events_that_are_refused_are_not_tried_for_ever() -> None:
     passes(cluster, ApiException(status=403, reason="Forbidden"), None)
     assert [name for name in cluster.events if name != "chat"] == BARE
     assert len(cluster.statuses) == 2
+
+
+class Moves(TakesNoEvents):
+    """Several pools; `names` are the pods of each, `None` where a pool is gone."""
+
+    names: Mapping[Key, list[str] | None]
+
+    def read_pool(self, key: Key) -> Document:
+        return cast(Document, None) if self.names[key] is None else super().read_pool(key)
+
+    def pods(self, key: Key) -> list[Pod]:
+        return living([{"metadata": {"name": name, "uid": name}} for name in self.names[key] or []])
+
+
+class Forgets(Agents):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[str] = []
+
+    def forget(self, uids: set[str]) -> None:
+        super().forget(uids)
+        self.forgotten += sorted(uids)
+
+
+def test_of_pods_that_are_gone_nothing_is_kept_and_all_of_one_that_another_pool_has_by_now() -> None:
+    async def run() -> list[list[str]]:
+        cluster, agents, found = Moves(None), Forgets(), []
+        reconciler = Reconciler(cast(Cluster, cluster), agents)
+        for new, old in (["x"], ["a", "b", "mv"]), (["x", "mv"], ["a", "mv"]), (["x", "mv"], ["a"]), ([], None):
+            cluster.names = {("a", "new"): new, KEY: old}
+            for key in cluster.names:
+                await reconciler.once(key)
+            found.append(agents.forgotten)
+            agents.forgotten = []
+        return found
+
+    assert asyncio.run(run()) == [[], ["b"], [], ["mv", "x", "a"]]
 
 
 def test_the_controller_answers_at_addresses_of_both_families() -> None:

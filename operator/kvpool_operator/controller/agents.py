@@ -45,10 +45,11 @@ class Agents:
         )
         return [found[pod] for pod in pods]
 
-    def forget_all_but(self, uids: set[str]) -> None:
+    def forget(self, uids: set[str]) -> None:
         """Drops what is known of pods that are no more."""
-        self._last = {uid: last for uid, last in self._last.items() if uid in uids}
-        self._silent &= uids
+        for uid in uids:
+            self._last.pop(uid, None)
+        self._silent -= uids
 
     async def _member(self, pod: Pod, places: asyncio.Semaphore, until: float) -> Member:
         status, error = None, "no address"

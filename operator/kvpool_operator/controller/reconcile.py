@@ -48,7 +48,7 @@ class Reconciler:
         self._cluster, self._agents, self._updates = cluster, agents, Updates(cluster, agent_image)
         self._identity = identity
         self._told: dict[Key, set[str]] = {}  # Events of pods that stand as they are
-        self._pods: dict[Key, set[str]] = {}
+        self._pods: dict[Key, set[str]] = {}  # uids
         self._links = Links()
 
     async def once(self, key: Key) -> bool:
@@ -84,14 +84,13 @@ class Reconciler:
             tls = wanted.spec.transport.tls.mode
         document = await self._document(key)
         pods = await asyncio.to_thread(self._cluster.pods, key)
+        self._seen(key, {pod.uid for pod in pods})
         members = await self._agents.ask(pods)
         for member in members:
             if member.injected and member.expected:
                 metrics.ANSWERS.labels("silent" if member.status is None else "answered").inc()
         if self._identity:
             self._identity.adoption.heard(key, members)
-        self._pods[key] = {pod.uid for pod in pods}
-        self._agents.forget_all_but(set().union(*self._pods.values()))
         update, events = (None, []) if invalid else await self._updates.step(wanted, pods, members)
         await self._tell(events, rfc3339())
         apart = self._links.apart(key, [m.status for m in members if m.status is not None], time.time())
@@ -162,5 +161,12 @@ class Reconciler:
         if self._identity:
             self._identity.adoption.forget(key)
         self._told.pop(key, None)
-        self._pods.pop(key, None)
+        self._seen(key, set())
         self._links.forget(key)
+
+    def _seen(self, key: Key, uids: set[str]) -> None:
+        """What is known of this pool's former pods is dropped, but not of one that is another pool's by now."""
+        gone = self._pods.pop(key, set()) - uids
+        if uids:
+            self._pods[key] = uids
+        self._agents.forget({uid for uid in gone if not any(uid in others for others in self._pods.values())})
