@@ -5,12 +5,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kvpool_contract.identity import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, CertificateName, IdentityError
 from kvpool_operator.certificates.authority import read_pair
-from kvpool_operator.certificates.proof import name_in
+from kvpool_operator.certificates.proof import name_of
 from kvpool_operator.desired.pool import KVCachePool
 
 SOON = timedelta(days=7)
@@ -58,7 +57,7 @@ def _entry(document: dict[str, Any], name: str) -> bytes:
 
 
 def _judge(leaf: x509.Certificate, pool: KVCachePool, now: datetime) -> str:
-    name = name_in(leaf.public_bytes(Encoding.DER))
+    name = name_of(leaf)
     own = (pool.metadata.namespace, pool.metadata.name)
     if name is None or (name.k8s_namespace, name.pool) != own:
         raise CertificateError(

@@ -16,7 +16,7 @@ from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.tls import Tls
 from kvpool_contract.identity import CertificateName
 from kvpool_operator.certificates.authority import Pair, new_authority, new_client, new_member
-from kvpool_operator.certificates.proof import name_in, proves
+from kvpool_operator.certificates.proof import name_of, proves, read_leaf
 from kvpool_operator.controller import asking
 from kvpool_operator.controller.identity import client_context
 
@@ -85,8 +85,9 @@ def test_a_member_with_a_certificate_proves_itself_to_the_controller(monkeypatch
     source = Source(of_kvpool(URI))
     answered = source.asked(monkeypatch)
     assert answered.document == b'{"a":1}' and answered.certificate is not None
-    assert proves(answered.certificate, KVPOOLS.certificate, NOW)
-    assert name_in(answered.certificate) == CertificateName("demo", "demo", "pool", "source")
+    leaf = read_leaf(answered.certificate)
+    assert leaf and proves(leaf, KVPOOLS.certificate, NOW)
+    assert name_of(leaf) == CertificateName("demo", "demo", "pool", "source")
     source.fetched_by(of_kvpool(member_uri("pool", "asker")))
     with pytest.raises((OSError, EOFError)):  # a controller of another cluster, say
         source.asked(monkeypatch, new_authority("other", NOW, DAY))
@@ -97,7 +98,8 @@ def test_without_a_certificate_the_controller_is_answered_and_nobody_else(monkey
     source = Source(None)
     answered = source.asked(monkeypatch)
     assert answered.document == b'{"a":1}' and answered.certificate is not None
-    assert not proves(answered.certificate, KVPOOLS.certificate, NOW)
+    leaf = read_leaf(answered.certificate)
+    assert leaf and not proves(leaf, KVPOOLS.certificate, NOW)
     asker = of_kvpool(member_uri("pool", "asker"))
     with pytest.raises(PeerError, match="refused here: peer_unknown_authority"):
         source.fetched_by(asker)

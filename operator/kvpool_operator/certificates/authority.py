@@ -5,6 +5,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -25,7 +26,7 @@ class Pair:
     certificate: bytes
     key: bytes
 
-    @property
+    @cached_property
     def parsed(self) -> x509.Certificate:
         return x509.load_pem_x509_certificate(self.certificate)
 
@@ -85,10 +86,10 @@ def new_client(authority: Pair, uri: str, now: datetime, life: timedelta) -> Pai
     return _pair(_signed(authority, key.public_key(), "kvpool controller", alternatives, [CLIENT], now, life), key)
 
 
-def signed_by(leaf: Pair, authority: Pair) -> bool:
+def issued(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether the leaf carries the authority's signature."""
     try:
-        leaf.parsed.verify_directly_issued_by(authority.parsed)
+        leaf.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True

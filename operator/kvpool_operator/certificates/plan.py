@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvpool_operator.certificates.authority import Pair, names_of, new_authority, new_leaf, read_pair, signed_by
+from kvpool_operator.certificates.authority import Pair, issued, names_of, new_authority, new_leaf, read_pair
 
 CERTIFICATE, KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"
 _AUTHORITY = re.compile(r"authority-(\d{1,6})\.crt")
@@ -62,7 +62,7 @@ def plan(now: datetime, authorities: dict[str, bytes], leaf: dict[str, bytes], s
     current = read_pair(leaf.get(CERTIFICATE), leaf.get(KEY))
     if (
         current is None
-        or not signed_by(current, signer)
+        or not issued(current.parsed, signer.parsed)
         or names_of(current) != set(settings.names)
         or renewal(current, settings.leaf_life) <= now
     ):

@@ -20,7 +20,7 @@ from kvpool_contract.identity import ALPN, CertificateName, bundle_digest
 from kvpool_operator.certificates import apply
 from kvpool_operator.certificates.authority import Pair, new_client
 from kvpool_operator.certificates.peers import PeerPlan, PeerSettings
-from kvpool_operator.certificates.proof import name_in, proves
+from kvpool_operator.certificates.proof import name_of, proves, read_leaf
 from kvpool_operator.controller import metrics
 from kvpool_operator.desired.adoption import Adoption
 from kvpool_operator.desired.pods import Pod
@@ -89,14 +89,15 @@ class Identity:
     def fault(self, pod: Pod, certificate: bytes | None) -> str:
         """Why a certificate (DER) does not prove that this pod has shown it; empty where it does. Of a pool with
         certificates of its user's the name alone is looked at, since the controller reads no Secret of a pool."""
-        name = name_in(certificate) if certificate else None
-        if certificate is None or name is None or self.trust is None:
+        leaf = read_leaf(certificate) if certificate else None
+        name = name_of(leaf) if leaf else None
+        if leaf is None or name is None or self.trust is None:
             return "its certificate names nobody"
         if (name.cluster, name.k8s_namespace, name.pool) != (self._cluster, pod.k8s_namespace, pod.pool):
             return "its certificate is of another pool"
         if name.pod and name.pod != pod.uid:
             return "its certificate is of another pod"
-        if pod.tls == MANAGED and not (name.pod and proves(certificate, self.trust.peers.encode(), datetime.now(UTC))):
+        if pod.tls == MANAGED and not (name.pod and proves(leaf, self.trust.peers.encode(), datetime.now(UTC))):
             return "its certificate is not trusted"
         return ""
 
