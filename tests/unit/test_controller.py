@@ -17,7 +17,7 @@ from kvpool_operator.desired.ownership import judge, owned
 from kvpool_operator.desired.pods import AGENT_CONTAINER, CLIENT_CONTAINER, Pod, living
 from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.inject import Injected, Settings, inject
-from kvpool_operator.inject.containers import AGENT, CLIENT
+from kvpool_operator.inject.containers import agent_container, client_container
 
 POOL_DOCUMENT = {
     "apiVersion": "kvpool.io/v1alpha1",
@@ -88,7 +88,9 @@ def pod(name: str, state: dict[str, Any] | None = None, **status: Any) -> dict[s
 
 
 def test_the_injectors_container_is_the_one_that_is_looked_for() -> None:
-    assert (AGENT, CLIENT) == (AGENT_CONTAINER, CLIENT_CONTAINER)
+    agent_made = agent_container(POOL, "i", "r", (), guaranteed=False, as_root=False)
+    client_made = client_container("i", guaranteed=False, as_root=False)
+    assert (agent_made["name"], client_made["name"]) == (AGENT_CONTAINER, CLIENT_CONTAINER)
 
 
 def test_the_mode_of_a_pods_agent_is_what_the_injector_has_given_it() -> None:

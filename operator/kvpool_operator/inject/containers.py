@@ -19,6 +19,7 @@ from kvpool_contract.identity import (
 )
 from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, TEMPLATE_VARIABLE, WORKER_PORT, pool_object_name
 from kvpool_operator.desired.objects import PEER_PORT_NAME
+from kvpool_operator.desired.pods import AGENT_CONTAINER, CLIENT_CONTAINER, IDENTITY_VOLUME
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.inject.disk import disk_mounts, disk_volumes, ephemeral_bytes
@@ -26,9 +27,7 @@ from kvpool_operator.inject.engine import CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
 from kvpool_operator.inject.resources import complete
 from kvpool_operator.inject.start import CLIENT_DIR
 
-AGENT, CLIENT = "kvpool-agent", "kvpool-client"
 CONFIG_DIR, CONFIG_VOLUME = "/etc/kvpool", "kvpool-config"
-IDENTITY_VOLUME = "kvpool-identity"
 TOKEN_SECONDS = 3600  # the kubelet renews it when a fifth of them is left
 NO_TOKEN_VOLUME = "kvpool-no-token"  # noqa: S105 (the name of an empty volume)
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 (the path it is kept out of)
@@ -65,7 +64,7 @@ def agent_container(
         guaranteed=guaranteed,
     )
     return {
-        "name": AGENT,
+        "name": AGENT_CONTAINER,
         "image": image,
         "command": [
             "python3",
@@ -113,7 +112,7 @@ def client_container(image: str, *, guaranteed: bool, as_root: bool) -> dict[str
         guaranteed=guaranteed,
     )
     return {
-        "name": CLIENT,
+        "name": CLIENT_CONTAINER,
         "image": image,
         "command": ["python3", "-m", "kvpool_client.install", CLIENT_DIR],
         "resources": resources,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvpool_contract.names import POOL_LABEL
+from kvpool_operator.desired.pods import GROUP_LABEL
 from kvpool_operator.inject.engine import AGENT_PORTS, CLIENT_CONFIG_VARIABLE
 from kvpool_operator.inject.refusal import Refused
 
@@ -10,7 +11,7 @@ OWN_PREFIX = "kvpool-"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 SIDECARS_SINCE = (1, 29)
 # A group's pods are one engine; a restart of any of its containers, ours too, builds the whole group anew.
-_GROUP_LABELS = ("leaderworkerset.sigs.k8s.io/name", "ray.io/cluster")
+_GROUP_LABELS = (GROUP_LABEL, "ray.io/cluster")
 
 
 def refuse_pod(template: dict[str, Any], pool: str, kubernetes: tuple[int, int] | None) -> None:

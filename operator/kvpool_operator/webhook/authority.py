@@ -8,10 +8,10 @@ from datetime import datetime
 from pathlib import Path
 
 from kvpool_operator.certificates.authority import Pair, read_pair
+from kvpool_operator.certificates.peers import CLUSTER
+from kvpool_operator.certificates.plan import BUNDLE, CERTIFICATE, KEY
 
 log = logging.getLogger("kvpool.webhook")
-
-CERTIFICATE, KEY, BUNDLE, CLUSTER = "tls.crt", "tls.key", "ca.crt", "cluster"
 
 
 @dataclass(frozen=True)
