@@ -67,7 +67,7 @@ def pool_events(
     metadata: Mapping[str, Any], before: Mapping[str, Any] | None, after: Mapping[str, Any], members: Sequence[Member]
 ) -> list[Event]:
     """What changed between two statuses of a pool. metadata: the pool's."""
-    pool = _reference(API_VERSION, KIND, metadata["name"], metadata["namespace"], metadata["uid"])
+    pool = reference(API_VERSION, KIND, metadata["name"], metadata["namespace"], metadata["uid"])
     events = []
     for kind, silent in _TOLD.items():
         old, new = _condition(before or {}, kind), _condition(after, kind)
@@ -115,12 +115,13 @@ def member_events(k8s_namespace: str, pool: str, members: Sequence[Member]) -> l
             reason, message = "NotWarm", f"The engine takes part in pool {pool} and is not warm. {explain(word)}"
         else:
             reason, message = "EngineBare", f"The engine serves without pool {pool}. {explain(word)}"
-        pod = _reference("v1", "Pod", member.name, k8s_namespace, member.uid)
+        pod = reference("v1", "Pod", member.name, k8s_namespace, member.uid)
         events.append(Event(pod, "Warning", reason, message))
     return events
 
 
-def _reference(api_version: str, kind: str, name: str, k8s_namespace: str, uid: str) -> tuple[tuple[str, str], ...]:
+def reference(api_version: str, kind: str, name: str, k8s_namespace: str, uid: str) -> tuple[tuple[str, str], ...]:
+    """To the object that an Event is about."""
     values = {"apiVersion": api_version, "kind": kind, "name": name, "namespace": k8s_namespace, "uid": uid}
     return tuple(values.items())
 

@@ -19,7 +19,7 @@ IDENTITY_VOLUME = "kvpool-identity"
 AGENT_CONTAINER, CLIENT_CONTAINER = "kvpool-agent", "kvpool-client"
 _NO_IMAGE = "ImagePullBackOff"
 # The kubelet's words for a container that does not start by itself. It changes between those of the image at every try.
-_STUCK = {
+STUCK = {
     "ErrImagePull": _NO_IMAGE,
     _NO_IMAGE: _NO_IMAGE,
     "ErrImageNeverPull": "ErrImageNeverPull",
@@ -146,4 +146,4 @@ def _stuck(container: Mapping[str, Any]) -> str:
 
 
 def _waiting(container: Mapping[str, Any]) -> str:
-    return _STUCK.get(((container.get("state") or {}).get("waiting") or {}).get("reason", ""), "")
+    return STUCK.get(((container.get("state") or {}).get("waiting") or {}).get("reason", ""), "")

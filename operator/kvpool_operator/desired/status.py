@@ -220,16 +220,16 @@ def _agents(name: str, members: Sequence[Member], apart: Sequence[tuple[str, str
     if not members:
         return _no_members(name)
     if found := [m for m in members if not m.injected]:
-        return False, "NotInjected", f"{len(found)} of {total}: {_names(found)}. {_reasons(found)}"
+        return False, "NotInjected", f"{len(found)} of {total}: {named(found)}. {_reasons(found)}"
     if found := [m for m in members if m.reason == NOT_STARTED]:
         words = ", ".join(sorted({m.stuck for m in found}))
-        return False, "AgentsNotStarted", f"{len(found)} of {total}: {_names(found)} ({words}). {explain(NOT_STARTED)}"
+        return False, "AgentsNotStarted", f"{len(found)} of {total}: {named(found)} ({words}). {explain(NOT_STARTED)}"
     if found := [m for m in members if m.reason == UNREACHABLE]:
         errors = "; ".join(dict.fromkeys(m.error for m in found))
-        sentence = f"{len(found)} of {total}: {_names(found)} ({errors}). {explain(UNREACHABLE)}"
+        sentence = f"{len(found)} of {total}: {named(found)} ({errors}). {explain(UNREACHABLE)}"
         return False, "AgentsUnreachable", sentence
     if waiting := [m for m in members if not m.ready]:
-        return False, "MembersStarting", f"{len(waiting)} of {total} start or warm up: {_names(waiting)}."
+        return False, "MembersStarting", f"{len(waiting)} of {total} start or warm up: {named(waiting)}."
     if apart:
         return False, "MembersApart", _apart(members, apart)
     return True, "AllReady", f"{total} of {total} agents are ready."
@@ -264,17 +264,17 @@ def _configuration(name: str, observed: Observed) -> _Verdict:
         return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
     if found := [m for m in members if m.config.reason]:
         problems = "; ".join(dict.fromkeys(m.config.problem for m in found))
-        sentence = f"{len(found)} of {total}: {_names(found)} ({problems}). {explain(found[0].config.reason)}"
+        sentence = f"{len(found)} of {total}: {named(found)} ({problems}). {explain(found[0].config.reason)}"
         return False, "ConfigNotUsed", sentence
     if found := [m for m in members if m.config.needs_new_pods]:
         fields = ", ".join(sorted({pool_field(path) for m in found for path in m.config.needs_new_pods}))
-        sentence = f"{len(found)} of {total} run with former values of {fields}: {_names(found)}."
+        sentence = f"{len(found)} of {total} run with former values of {fields}: {named(found)}."
         return False, "NeedsNewPods", f"{sentence} Make them anew, as `kubectl rollout restart` of their workload does."
     if not observed.document:
         return False, "NotMade", "The pool's ConfigMap is not there; agents go on with what they have."
     if found := [m for m in members if not _follows(m, observed.document)]:
         sentence = f"{len(found)} of {total} go on with a former one until the kubelet has brought the present one"
-        return False, "MembersFollowing", f"{sentence}: {_names(found)}."
+        return False, "MembersFollowing", f"{sentence}: {named(found)}."
     return True, "AllConfigured", f"{len(members)} of {total} agents have taken over the present configuration."
 
 
@@ -291,13 +291,13 @@ def _certificates(name: str, observed: Observed) -> _Verdict:
     if not members:
         return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
     if found := [m for m in members if m.tls == DISABLED]:
-        sentence = f"{len(found)} of {total} were made without certificates and speak in clear: {_names(found)}."
+        sentence = f"{len(found)} of {total} were made without certificates and speak in clear: {named(found)}."
         return False, "InClear", f"{sentence} Make them anew, as `kubectl rollout restart` of their workload does."
     for state, (reason, word) in UNPROVED.items():
         if found := [m for m in members if m.status is not None and m.status.tls.state == state]:
             details = "; ".join(sorted({m.status.tls.detail for m in found if m.status and m.status.tls.detail}))
             told = f" ({details})" if details else ""
-            return False, reason, f"{len(found)} of {total}: {_names(found)}{told}. {explain(word)}"
+            return False, reason, f"{len(found)} of {total}: {named(found)}{told}. {explain(word)}"
     if observed.rotating:
         return True, "Rotating", "A new authority of the members signs as soon as every agent of every pool trusts it."
     return True, "AllCertified", f"{len(members)} of {total} agents have a certificate."
@@ -315,7 +315,7 @@ def _overall(observed: Observed, agents: _Verdict, configuration: _Verdict, read
     if observed.update is not None and observed.update[1] == "UpdateStopped":
         return observed.update
     if troubled := [m for m in observed.members if m.needs_attention]:
-        sentence = f"{len(troubled)} of {len(observed.members)}: {_names(troubled)}. {_reasons(troubled)}"
+        sentence = f"{len(troubled)} of {len(observed.members)}: {named(troubled)}. {_reasons(troubled)}"
         return False, "MembersDegraded", sentence
     if configuration[1] == "ConfigNotUsed":
         return configuration
@@ -362,7 +362,8 @@ def _condition(
     )
 
 
-def _names(members: Sequence[Member]) -> str:
+def named(members: Sequence[Member]) -> str:
+    """Some of their names, and how many there are more."""
     names = sorted(m.name for m in members)
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more

@@ -15,16 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvpool_contract.reasons import explain
-from kvpool_operator.desired.events import Event
-from kvpool_operator.desired.pods import Pod, Sidecar
-from kvpool_operator.desired.status import NOTHING_TO_DO, Member
+from kvpool_operator.desired.events import Event, reference
+from kvpool_operator.desired.pods import STUCK, Pod, Sidecar
+from kvpool_operator.desired.status import NOTHING_TO_DO, Member, named
 
 RUN_SECONDS = 60  # for a container to run: the kubelet does not say in the status that it can't pull the image
 START_SECONDS = 300  # for starting, besides what the pool allows for warming
-MAX_NAMED = 3
-
-_FAILED = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError",
-           "CreateContainerError", "RunContainerError", "CrashLoopBackOff")  # fmt: skip
+_FAILED = (*STUCK, "CrashLoopBackOff")
 
 
 @dataclass(frozen=True)
@@ -88,14 +85,14 @@ def next_step(pods: Sequence[Pod], members: Sequence[Member], image: str, patien
     if not wanting:
         return Step((True, "AllUpdated", done))
     if unready := [a for a in agents if not a.sidecar.ready]:
-        sentence = f"{done} Nothing is touched until all members are ready: {_names(unready)} is not."
+        sentence = f"{done} Nothing is touched until all members are ready: {_named(unready)} is not."
         return Step((False, "WaitingForMembers", sentence))
     for agent in wanting:
         alone = sum(a.sidecar.owner == agent.sidecar.owner for a in agents) == 1
         if not (agent.sidecar.grouped or alone or agent.member.needs_attention):
             return Step(_updating(done, agent), _change(agent, image))
     sentence = (
-        f"{done} {_names(wanting)} is left alone: it is of a LeaderWorkerSet, the one ready pod of its workload, or "
+        f"{done} {_named(wanting)} is left alone: it is of a LeaderWorkerSet, the one ready pod of its workload, or "
         f"needs attention as it is. Make it anew when it suits you."
     )
     return Step((False, "LeftAlone", sentence))
@@ -107,9 +104,9 @@ def annotation(change: Change, now: str) -> str:
 
 
 def change_event(k8s_namespace: str, change: Change) -> Event:
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": change.pod, "namespace": k8s_namespace, "uid": change.uid}
+    pod = reference("v1", "Pod", change.pod, k8s_namespace, change.uid)
     message = f"The agent's image is changed in place from {change.former} to {change.image}; the engine runs on."
-    return Event(tuple(reference.items()), "Normal", "AgentUpdated", message, change.container)
+    return Event(pod, "Normal", "AgentUpdated", message, change.container)
 
 
 def _updating(done: str, agent: _Agent) -> tuple[bool, str, str]:
@@ -144,6 +141,5 @@ def _change(agent: _Agent, image: str) -> Change:
     return Change(agent.name, agent.member.uid, image, sidecar.image, sidecar.version, sidecar.container)
 
 
-def _names(agents: Sequence[_Agent]) -> str:
-    more = f" and {len(agents) - MAX_NAMED} more" if len(agents) > MAX_NAMED else ""
-    return ", ".join(agent.name for agent in agents[:MAX_NAMED]) + more
+def _named(agents: Sequence[_Agent]) -> str:
+    return named([agent.member for agent in agents])
