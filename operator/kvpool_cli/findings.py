@@ -18,12 +18,12 @@ from kvpool_contract.reasons import explain
 from kvpool_operator.desired.links import unreached
 from kvpool_operator.desired.pods import living
 from kvpool_operator.desired.pool import PoolError, PoolSpec, read_stored_pool
+from kvpool_operator.desired.status import NOTHING_TO_DO, UNREACHABLE
 from kvpool_operator.inject import Settings, Skip, inject
+from kvpool_operator.inject.obstacles import SIDECARS_SINCE
 
 Document = Mapping[str, Any]
-SIDECARS = (1, 29)  # the first version of Kubernetes with native sidecars
 SOON_DAYS = 14
-NOT_ASKED = ("", "nothing_to_warm", "paused", "resumed")
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ def of_member(name: str, answer: Answer) -> Finding:
     """Whether an agent is as it should be, and why not."""
     status = answer.status
     if status is None:
-        return problem(f"{name}: {explain('agent_unreachable')} ({answer.error})")
+        return problem(f"{name}: {explain(UNREACHABLE)} ({answer.error})")
     warm = f"{status.warm.loaded_blocks} of {status.warm.planned_blocks} blocks of the hot set"
     if status.state in ("Starting", "Warming"):
         engine = "the engine is attached" if status.attached else "its engine has not attached yet"
         return problem(f"{name}: {status.state}, {warm}; {engine}. Wait until readiness.deadlineSeconds are over.")
-    say = ok if status.reason in NOT_ASKED and status.attached else problem
+    say = ok if status.reason in NOTHING_TO_DO and status.attached else problem
     reason = f" {explain(status.reason)}" if status.reason else ""
     return say(f"{name}: {status.state}, {warm}.{reason}")
 
@@ -182,7 +182,7 @@ def _of_another_try(pod: Document, pool: Document | None, wanted: str) -> Findin
 def _of_version(version: Document) -> Finding:
     found = _version(f"{version.get('major', '')}.{version.get('minor', '')}")
     said = f"The API server is {version.get('gitVersion', '?')}."
-    if found >= SIDECARS:
+    if found >= SIDECARS_SINCE:
         return ok(said)
     return problem(f"{said} The agent is a native sidecar, which needs 1.29. Update the cluster.")
 
@@ -193,7 +193,7 @@ def _of_nodes(nodes: Sequence[Document] | Denied) -> Finding:
     old = [
         f"{node['metadata']['name']} ({node['status']['nodeInfo']['kubeletVersion']})"
         for node in nodes
-        if _version(node["status"]["nodeInfo"]["kubeletVersion"]) < SIDECARS
+        if _version(node["status"]["nodeInfo"]["kubeletVersion"]) < SIDECARS_SINCE
     ]
     if old:
         return problem(

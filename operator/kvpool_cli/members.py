@@ -15,7 +15,6 @@ from kvpool_contract.status import AgentStatus, StatusError, decode_status
 
 TIMEOUT_SECONDS = 3.0
 PARALLEL = 8
-UNREACHABLE = "agent_unreachable"
 
 
 class MembersError(Exception):

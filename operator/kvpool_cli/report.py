@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from kvpool_cli.members import UNREACHABLE, Answer
+from kvpool_cli.members import Answer
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus
 from kvpool_operator.desired.objects import pool_field
+from kvpool_operator.desired.status import UNREACHABLE
 
 COLUMNS = ("MEMBER", "STATE", "WARM", "LOCAL", "SHARED", "COMPUTED", "SHARED IN", "ARENA", "FORMAT", "REASON")
 NOTHING = "-"

@@ -255,13 +255,20 @@ def _no_members(name: str) -> _Verdict:
     return False, "NoMembers", f"No pod of this namespace carries the label {POOL_LABEL}={name}."
 
 
+def _unheard(name: str, observed: Observed) -> _Verdict | None:
+    """Where no agent says anything, that."""
+    if not observed.members:
+        return _no_members(name)
+    if all(m.status is None for m in observed.members):
+        return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
+    return None
+
+
 def _configuration(name: str, observed: Observed) -> _Verdict:
     """Of the agents that answer; those that don't are told of elsewhere."""
     members, total = [m for m in observed.members if m.status is not None], len(observed.members)
-    if not observed.members:
-        return _no_members(name)
-    if not members:
-        return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
+    if unheard := _unheard(name, observed):
+        return unheard
     if found := [m for m in members if m.config.reason]:
         problems = "; ".join(dict.fromkeys(m.config.problem for m in found))
         sentence = f"{len(found)} of {total}: {named(found)} ({problems}). {explain(found[0].config.reason)}"
@@ -286,10 +293,8 @@ def _certificates(name: str, observed: Observed) -> _Verdict:
     if observed.tls == DISABLED:
         sentence = "transport.tls.mode is Disabled, as asked for: members prove nothing to each other, and all bytes go"
         return False, "Disabled", f"{sentence} in clear."
-    if not observed.members:
-        return _no_members(name)
-    if not members:
-        return False, "NoAgentAnswers", "No agent answers; the condition AgentsReady says why."
+    if unheard := _unheard(name, observed):
+        return unheard
     if found := [m for m in members if m.tls == DISABLED]:
         sentence = f"{len(found)} of {total} were made without certificates and speak in clear: {named(found)}."
         return False, "InClear", f"{sentence} Make them anew, as `kubectl rollout restart` of their workload does."
