@@ -7,10 +7,15 @@ import msgspec
 # When a change of a field takes effect. What pods run with is fixed when they are made, so a field of theirs is for
 # new pods only.
 LIVE, NEW_PODS, IMMUTABLE = "live", "new pods only", "immutable"
+MIB, GIB = 2**20, 2**30
 
 
 class PoolError(ValueError):
     """The pool can't be used; the message names the field and the fix."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A mapping of the document, in which every field is known."""
 
 
 class Bytes(int):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from kvpool_contract.names import API_GROUP, pool_object_name
-from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes, PoolError, field
+from kvpool_operator.desired.parts import GIB, IMMUTABLE, LIVE, MIB, NEW_PODS, Bytes, Part, PoolError, field
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
 from kvpool_operator.desired.tiers import Tiers, check_disk
@@ -22,7 +22,6 @@ __all__ = ["IMMUTABLE", "LIVE", "NEW_PODS", "Bytes", "KVCachePool", "PoolError",
 
 API_VERSION = f"{API_GROUP}/v1alpha1"
 KIND = "KVCachePool"
-MIB, GIB = 2**20, 2**30
 MAX_RESOURCES, MAX_SECRETS = 16, 8
 MAX_QUANTITY = 2**60  # sums of some of them still fit into the API server's 64 bits
 
@@ -32,11 +31,7 @@ MAX_NAME = 63 - len(pool_object_name(""))
 _NAME, _NAMESPACE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"), re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    pass
-
-
-class HostPool(_Part, frozen=True):
+class HostPool(Part, frozen=True):
     """The engine's own host tier in its /dev/shm, where blocks are staged on their way in and out."""
 
     size: Annotated[Bytes, field("Bytes of shared memory.", least=MIB)] = Bytes(4 * GIB)
@@ -49,7 +44,7 @@ class HostPool(_Part, frozen=True):
     ] = True
 
 
-class Engine(_Part, frozen=True):
+class Engine(Part, frozen=True):
     """The engine that the agent runs beside."""
 
     container: Annotated[
@@ -74,7 +69,7 @@ class Engine(_Part, frozen=True):
     ] = False
 
 
-class Prewarm(_Part, frozen=True):
+class Prewarm(Part, frozen=True):
     """Bounds of a newcomer's warm-up: the blocks that most requests of the pool contained are fetched from other
     replicas before the pod turns ready."""
 
@@ -94,7 +89,7 @@ class Prewarm(_Part, frozen=True):
     source_max_streams: Annotated[int, field("Newcomers that a source serves at a time.", LIVE, ge=1, le=256)] = 2
 
 
-class Readiness(_Part, frozen=True):
+class Readiness(Part, frozen=True):
     """When a newcomer turns ready. Whatever comes first counts, and ready is never taken back."""
 
     target_percent: Annotated[
@@ -121,7 +116,7 @@ class Readiness(_Part, frozen=True):
     ] = 30.0
 
 
-class Loading(_Part, frozen=True):
+class Loading(Part, frozen=True):
     """Loading of a request's blocks from other replicas."""
 
     deadline_seconds: Annotated[
@@ -147,22 +142,24 @@ class Loading(_Part, frozen=True):
 _Quantities = dict[str, str | int | float]
 
 
-class Resources(_Part, frozen=True):
+class Resources(Part, frozen=True):
     """Requests and limits of the agent's container."""
 
     requests: Annotated[
         _Quantities, field("Requests, each in place of the computed one.", max_length=MAX_RESOURCES)
-    ] = {}
-    limits: Annotated[_Quantities, field("Limits, each in place of the computed one.", max_length=MAX_RESOURCES)] = {}
+    ] = msgspec.field(default_factory=dict)
+    limits: Annotated[_Quantities, field("Limits, each in place of the computed one.", max_length=MAX_RESOURCES)] = (
+        msgspec.field(default_factory=dict)
+    )
 
 
-class ImagePullSecret(_Part, frozen=True):
+class ImagePullSecret(Part, frozen=True):
     """A Secret in the pods' namespace."""
 
     name: Annotated[str, field("Name of the Secret.", max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")]
 
 
-class UpdateStrategy(_Part, frozen=True):
+class UpdateStrategy(Part, frozen=True):
     """What becomes of agents that run when `agent.image`, or the chart's, changes."""
 
     type: Annotated[
@@ -176,7 +173,7 @@ class UpdateStrategy(_Part, frozen=True):
     ] = "OnDelete"
 
 
-class Agent(_Part, frozen=True):
+class Agent(Part, frozen=True):
     """The agent's container."""
 
     image: Annotated[
@@ -190,12 +187,12 @@ class Agent(_Part, frozen=True):
             "those of the pod's ServiceAccount as well: it gives its own only to pods that name none.",
             max_length=MAX_SECRETS,
         ),
-    ] = []
+    ] = msgspec.field(default_factory=list)
     resources: Resources = msgspec.field(default_factory=Resources)
     update_strategy: UpdateStrategy = msgspec.field(default_factory=UpdateStrategy)
 
 
-class PoolSpec(_Part, frozen=True):
+class PoolSpec(Part, frozen=True):
     """The pool as it is wanted."""
 
     engine: Engine = msgspec.field(default_factory=Engine)
@@ -203,7 +200,7 @@ class PoolSpec(_Part, frozen=True):
     prewarm: Prewarm = msgspec.field(default_factory=Prewarm)
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
-    cache_namespaces: CacheNamespaces = []
+    cache_namespaces: CacheNamespaces = msgspec.field(default_factory=list)
     request_namespace: RequestNamespace = "Ignore"
     gateway_key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)
     transport: Transport = msgspec.field(default_factory=Transport)
@@ -213,16 +210,16 @@ class PoolSpec(_Part, frozen=True):
     ] = False
 
 
-class Metadata(_Part, frozen=True):
+class Metadata(Part, frozen=True):
     """`namespace` is also that of every pod of the pool. Labels and annotations are their writer's."""
 
     name: str
     namespace: str = "default"
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class KVCachePool(_Part, frozen=True):
+class KVCachePool(Part, frozen=True):
     api_version: str
     kind: str
     metadata: Metadata

@@ -11,7 +11,7 @@ import msgspec
 
 from kvpool_contract.config import CacheNamespace as AgentCacheNamespace
 from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, NAME_PATTERN, is_name
-from kvpool_operator.desired.parts import PoolError, field
+from kvpool_operator.desired.parts import Part, PoolError, field
 
 KEYS_SECRET = "kvpool-keys"  # noqa: S105 (a name)
 KEYS_DIR, GATEWAY_KEY_FILE = "/var/run/kvpool/keys", "gateway.key"
@@ -22,11 +22,7 @@ LABEL_VALUE = 63
 LabelValue = Annotated[str, msgspec.Meta(max_length=LABEL_VALUE)]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    pass
-
-
-class KeySecretRef(_Part, frozen=True):
+class KeySecretRef(Part, frozen=True):
     """An entry of a Secret in the pods' namespace: one key a line, each 32 bytes in base64, as `openssl rand -base64
     32` writes it. The first one is in force; one more may stand below it, see docs/tenants.md."""
 
@@ -34,13 +30,15 @@ class KeySecretRef(_Part, frozen=True):
     key: Annotated[str, field("Entry of the Secret.", max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "key"
 
 
-class PodSelector(_Part, frozen=True):
+class PodSelector(Part, frozen=True):
     """The pods of the pool with all of these labels; without any, all pods of the pool."""
 
-    match_labels: Annotated[dict[str, LabelValue], field("Labels of the pod.", max_length=MAX_SELECTED)] = {}
+    match_labels: Annotated[dict[str, LabelValue], field("Labels of the pod.", max_length=MAX_SELECTED)] = (
+        msgspec.field(default_factory=dict)
+    )
 
 
-class Quota(_Part, frozen=True):
+class Quota(Part, frozen=True):
     """What a cache namespace may take."""
 
     memory_percent: Annotated[
@@ -51,7 +49,7 @@ class Quota(_Part, frozen=True):
     ] = 0
 
 
-class CacheNamespace(_Part, frozen=True):
+class CacheNamespace(Part, frozen=True):
     """A partition of the pool with a key of its own: what is stored in one is found in no other."""
 
     name: Annotated[str, field("Its name.", max_length=63, pattern=NAME_PATTERN)]

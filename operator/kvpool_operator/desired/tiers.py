@@ -5,15 +5,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
-from kvpool_operator.desired.parts import Bytes, PoolError, field
+from kvpool_operator.desired.parts import GIB, MIB, Bytes, Part, PoolError, field
 
-MIB, GIB = 2**20, 2**30
 EXCLUDED = "storageClassName and podVolume exclude each other; set one of them"
 NO_SIZE = "storageClassName claims a volume without size; set size"
 KEYED = "blocks of cacheNamespaces would lie there in clear; leave out one of the two"
 
 
-class MemoryTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class MemoryTier(Part, frozen=True):
     """The arena: the agent's host tier in shared memory."""
 
     size: Annotated[
@@ -42,7 +41,7 @@ class MemoryTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = DEFAULT_EVICTION
 
 
-class DiskTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class DiskTier(Part, frozen=True):
     """Files on a volume: blocks that two requests contained outlive their place in the arena, and the agent's
     container. The volume is one of the pod's own, one claimed for each pod, or else an emptyDir on the node. Blocks lie
     there in clear, so there is no disk tier beside cacheNamespaces."""
@@ -73,7 +72,7 @@ class DiskTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return bool(self.size or self.pod_volume)
 
 
-class Tiers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class Tiers(Part, frozen=True):
     """Where an agent keeps blocks."""
 
     memory: MemoryTier = msgspec.field(default_factory=MemoryTier)

@@ -4,14 +4,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from kvpool_operator.desired.parts import PoolError, field
+from kvpool_operator.desired.parts import Part, PoolError, field
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    pass
-
-
-class TlsSecret(_Part, frozen=True):
+class TlsSecret(Part, frozen=True):
     """A Secret of type kubernetes.io/tls in the pods' namespace, with the authorities of all members as ca.crt."""
 
     name: Annotated[
@@ -25,7 +21,7 @@ class TlsSecret(_Part, frozen=True):
     ] = ""
 
 
-class Tls(_Part, frozen=True):
+class Tls(Part, frozen=True):
     """How members prove to each other who they are; with Managed and Secret all bytes between them are encrypted."""
 
     mode: Annotated[
@@ -39,7 +35,7 @@ class Tls(_Part, frozen=True):
     secret_ref: TlsSecret = msgspec.field(default_factory=TlsSecret)
 
 
-class Transport(_Part, frozen=True):
+class Transport(Part, frozen=True):
     """What lies between members."""
 
     tls: Tls = msgspec.field(default_factory=Tls)
