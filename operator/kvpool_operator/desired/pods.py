@@ -83,17 +83,18 @@ def _pod(document: Mapping[str, Any]) -> Pod:
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     states = {s.get("name"): s for s in status.get("initContainerStatuses") or []}
     agent, copier = states.get(AGENT_CONTAINER, {}), states.get(CLIENT_CONTAINER, {})
-    changing = update_begun(metadata) is not None and not agent.get("started")
+    begun = update_begun(metadata)
+    sidecar, changing = _sidecar(document, agent, begun), begun is not None and not agent.get("started")
     expected = bool(agent.get("started") or (agent.get("restartCount") and not changing))
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         address=status.get("podIP") or "",
-        injected=any(c.get("name") == AGENT_CONTAINER for c in spec.get("initContainers") or []),
+        injected=sidecar is not None,
         expected=expected,
         skipped=(metadata.get("annotations") or {}).get(SKIPPED_ANNOTATION, ""),
         stuck="" if expected else _waiting(agent) if changing else _stuck(agent) or _stuck(copier),
-        sidecar=_sidecar(document, agent),
+        sidecar=sidecar,
         tls=_tls(spec.get("volumes") or []),
         k8s_namespace=metadata.get("namespace", ""),
         pool=(metadata.get("labels") or {}).get(POOL_LABEL, ""),
@@ -110,7 +111,7 @@ def update_begun(metadata: Mapping[str, Any]) -> tuple[str, float] | None:
         return None
 
 
-def _sidecar(document: Mapping[str, Any], said: Mapping[str, Any]) -> Sidecar | None:
+def _sidecar(document: Mapping[str, Any], said: Mapping[str, Any], begun: tuple[str, float] | None) -> Sidecar | None:
     """said: the kubelet of the agent's container."""
     metadata, status = document["metadata"], document.get("status") or {}
     found = [c for c in (document.get("spec") or {}).get("initContainers") or [] if c.get("name") == AGENT_CONTAINER]
@@ -124,7 +125,7 @@ def _sidecar(document: Mapping[str, Any], said: Mapping[str, Any]) -> Sidecar | 
         ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or []),
         owner=next((o["uid"] for o in metadata.get("ownerReferences") or [] if o.get("controller")), metadata["uid"]),
         grouped=GROUP_LABEL in (metadata.get("labels") or {}),
-        begun=update_begun(metadata),
+        begun=begun,
         waiting=(state.get("waiting") or {}).get("reason", ""),
     )
 
