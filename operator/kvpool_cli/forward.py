@@ -10,6 +10,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
+from kvpool_cli.page import read_page
 from kvpool_contract.names import WORKER_PORT
 
 
@@ -28,13 +29,6 @@ def get(settings: Any, k8s_namespace: str, pod: str, path: str, seconds: float, 
     connection.sock = forward.socket(port)
     connection.sock.settimeout(seconds)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise OSError(f"it answered {response.status} {response.reason}")
-        return response.read()
-    except http.client.HTTPException as error:
-        raise OSError(f"it answered no HTTP: {forward.error(port) or repr(error)}") from None
+        return read_page(connection, path, lambda error: forward.error(port) or repr(error))
     finally:
-        connection.close()
         forward.close()

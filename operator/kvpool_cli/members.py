@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool_cli.page import read_page
 from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.status import AgentStatus, StatusError, decode_status
 
@@ -114,16 +115,7 @@ def _http_get(address: str) -> Callable[[], bytes]:
 
     def get() -> bytes:
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_SECONDS)
-        try:
-            connection.request("GET", "/status")
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise OSError(f"it answered {response.status} {response.reason}")
-            return response.read()
-        except http.client.HTTPException as error:
-            raise OSError(f"it answered no HTTP: {error!r}") from None
-        finally:
-            connection.close()
+        return read_page(connection, "/status")
 
     return get
 
