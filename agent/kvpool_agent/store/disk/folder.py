@@ -80,21 +80,20 @@ class Folder:
         volume = os.fstatvfs(self._fd)
         return volume.f_blocks * volume.f_frsize
 
-    def list(self) -> tuple[list[Found], list[Found]]:
-        """Extents, newest first, and files in quarantine, newest first. Temporary files are removed."""
-        extents, bad = list[Found](), list[Found]()
+    def remove_unfinished(self) -> None:
+        """Removes temporary files: nobody may be writing one."""
         with os.scandir(self._fd) as entries:
             for entry in entries:
                 if entry.name.startswith(TEMPORARY):
                     self.remove(entry.name)
-                    continue
-                kind = extents if _NAME.fullmatch(entry.name) else bad if entry.name.startswith(BAD) else None
-                if kind is not None:
-                    status = entry.stat(follow_symlinks=False)
-                    kind.append(Found(entry.name, status.st_size, status.st_mtime_ns))
-        for found in (extents, bad):
-            found.sort(key=lambda each: -each.written)
-        return extents, bad
+
+    def quarantined(self) -> Sequence[Found]:
+        """Files in quarantine, newest first."""
+        return self._found(lambda name: name.startswith(BAD))
+
+    def list(self) -> tuple[Sequence[Found], Sequence[Found]]:
+        """Extents, newest first, and files in quarantine, newest first."""
+        return self._found(lambda name: _NAME.fullmatch(name) is not None), self.quarantined()
 
     def header(self, name: str) -> ExtentHeader:
         """What the file says it holds. Raises Damaged where it is no whole extent of this version."""
@@ -158,6 +157,15 @@ class Folder:
         return BAD + name
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _found(self, wanted: Callable[[str], bool]) -> Sequence[Found]:
+        found = []
+        with os.scandir(self._fd) as entries:
+            for entry in entries:
+                if wanted(entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(Found(entry.name, status.st_size, status.st_mtime_ns))
+        return sorted(found, key=lambda each: -each.written)
 
     def _fill(self, name: str, header: ExtentHeader, blocks: Sequence[memoryview]) -> None:
         encoded = codec.encode(header)

@@ -40,7 +40,7 @@ def scan(
     known. Raises DiskError."""
     scanned = Scanned()
     until = time.monotonic() + seconds
-    extents, bad = opened.patiently(lanes, lambda folder, _alive: folder.list(), CALL_SECONDS)
+    extents, bad = opened.patiently(lanes, _files, CALL_SECONDS)
     for start in range(0, len(extents), HEADERS_AT_A_TIME):
         part = extents[start : start + HEADERS_AT_A_TIME]
         if time.monotonic() >= until:
@@ -71,6 +71,11 @@ def bounded(folder: Folder, bad: Sequence[Found], limit: int) -> list[Found]:
         else:
             folder.remove(found.name)
     return kept
+
+
+def _files(folder: Folder, _alive: Alive) -> tuple[Sequence[Found], Sequence[Found]]:
+    folder.remove_unfinished()
+    return folder.list()
 
 
 def _headers(part: Sequence[Found]) -> Callable[[Folder, Alive], tuple[Read, list[Found]]]:

@@ -177,8 +177,8 @@ class DiskTier:
                 opened.call(self._reads, lambda folder, _alive: self._quarantine(folder, name), time.monotonic() + 1.0)
 
     def _quarantine(self, folder: Folder, name: str) -> None:
-        _, bad = (folder.quarantine(name), folder.list()[1])
-        kept = scanning.bounded(folder, bad, self._limit)
+        folder.quarantine(name)
+        kept = scanning.bounded(folder, folder.quarantined(), self._limit)
         with self._changed:
             for found in self._bad:
                 self._index.remove(found.name)
