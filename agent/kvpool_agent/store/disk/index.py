@@ -7,7 +7,7 @@ otherwise.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpool_agent.store.disk.header import ExtentHeader
@@ -112,10 +112,13 @@ class DiskIndex:
             if place is not None and place.name in self._own:
                 self._own.move_to_end(place.name)
 
-    def victims(self, size: int) -> Iterator[str]:
-        """Files to remove, one after another, until `size` more bytes fit; each is to be removed before the next."""
+    def make_room(self, size: int) -> list[str]:
+        """Gives up files until `size` more bytes fit; which, in that order."""
+        gone: list[str] = []
         while self.used + size > self.limit and (self._others or self._own):
-            yield next(iter(self._others or self._own))
+            gone.append(next(iter(self._others or self._own)))
+            self.remove(gone[-1])
+        return gone
 
     def _rank(self, name: str) -> None:
         _, header = self._files[name]

@@ -11,7 +11,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from kvpool_agent.account import Account
 from kvpool_agent.store.arena import Held
@@ -237,7 +237,7 @@ class DiskTier:
         began = time.monotonic()
         scanned = scanning.scan(opened, self._writes, limit, add, scanning.SCAN_SECONDS)
         self._bad = scanned.quarantined
-        self._remove(opened, list(self._victims(0)))
+        self._make_room(opened, 0)
         for word, amount in (
             ("disk_recovered_blocks", scanned.blocks),
             ("disk_damaged_files", scanned.damaged),
@@ -302,7 +302,7 @@ class DiskTier:
         if header.file_bytes > self._index.limit:
             self._account.count("disk_dropped_no_room", len(blocks))
             return
-        self._remove(opened, list(self._victims(header.file_bytes)))
+        self._make_room(opened, header.file_bytes)
         views = [slab.view(block.slot) for block in blocks]
 
         def work(folder: Folder, alive: Alive) -> str | None:
@@ -337,17 +337,14 @@ class DiskTier:
         slab.arena.drop(block.key)
         return False
 
-    def _victims(self, size: int) -> Iterator[str]:
+    def _make_room(self, opened: Opened, size: int) -> None:
         with self._changed:
             blocks = len(self._index)
-            for name in self._index.victims(size):
-                self._index.remove(name)
-                yield name
+            names = self._index.make_room(size)
             blocks -= len(self._index)
         if blocks:
             self._account.count("disk_evicted_blocks", blocks)
 
-    def _remove(self, opened: Opened, names: Sequence[str]) -> None:
         def work(folder: Folder, _alive: Alive) -> None:
             for name in names:
                 folder.remove(name)
