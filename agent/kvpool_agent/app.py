@@ -96,8 +96,8 @@ class Agent:
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
         self._disk = DiskTier(config.disk, self._account, lambda: self._slabs.current)
-        eviction, owned = config.eviction, config.ownedPercent
-        self._slabs = Slabs(memory, writable_at, self._keyring, self._disk, eviction=eviction, owned_percent=owned)
+        eviction, owned, below = config.eviction, config.ownedPercent, self._disk if config.disk.path else None
+        self._slabs = Slabs(memory, writable_at, self._keyring, below, eviction=eviction, owned_percent=owned)
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._certification = Certification(config, place.member, place.identity, self._account)
         transport = self._certification.transport
@@ -133,7 +133,7 @@ class Agent:
             lambda: self._bare("probe_mismatch"),
             (place.last_beat.engine, place.last_beat.probe),
         )
-        disk, seconds = DiskSource(self._disk, self._account, self._fetcher.in_flight), config.loading.deadlineSeconds
+        disk, seconds = DiskSource(below, self._account, self._fetcher.in_flight), config.loading.deadlineSeconds
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, seconds, self._probe.before_load, disk)
         self._store = StoreFlow(self._account, lambda: self._probe.awaited(others=False))
         self._warmup = WarmupFlow(

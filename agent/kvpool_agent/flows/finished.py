@@ -39,7 +39,7 @@ def finish_request(
             slab.heat.count(keys, now, linked=group.kind == FULL)
         if groups[place].kind == FULL:
             slab.ghost.request(chain, prompt)
-        again = [slab.heat.repeated(keys, now) for keys in chains]
+        again = [slab.heat.repeated(keys, now) for keys in chains] if slab.below is not None else []
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):
             slab.below.used(slab, keys, repeated)
