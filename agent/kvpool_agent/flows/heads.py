@@ -101,9 +101,10 @@ class HeadFilter:
             clients = list(self._clients.items())
         if slab is not None:
             self._follow_own(slab)
+        told = slab if slab is not None and clients and self._holds(slab) else None
         for port, client in clients:
-            if slab is not None and self._holds(slab):
-                self._tell(port, client, slab.fingerprint)
+            if told is not None:
+                self._tell(port, client, told.fingerprint)
             elif client.number != UNKNOWN:
                 client.number = UNKNOWN
                 port.send({"verb": "heads", "number": UNKNOWN})

@@ -6,6 +6,7 @@ number; a set that has grown over its limit tells nothing, and who follows it mu
 """
 
 import collections
+import itertools
 import math
 import threading
 import time
@@ -93,7 +94,8 @@ class Heads:
             missed = self._number - number
             if number == UNKNOWN or not 0 <= missed <= len(self._changes):
                 return Told(self._number, True, tuple(self._names))
-            last: dict[bytes, bool] = dict(list(self._changes)[len(self._changes) - missed :])
+            recent = list(itertools.islice(reversed(self._changes), missed))
+            last = dict(reversed(recent))
             return Told(self._number, False, _those(last, held=True), _those(last, held=False))
 
 
