@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
-from kvpool_agent.flows.epochs import named, named_chains
+from kvpool_agent.flows.epochs import named, named_by, named_chains
 from kvpool_agent.flows.finished import finish_request
 from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow, Request
 from kvpool_agent.flows.probe import ProbeFlow, Row
@@ -323,7 +323,7 @@ class EngineSession:
         chains = self._by_group(tail)
         if not (reason := obstacle(self._groups)):
             if slab is not None:
-                keys, _ = named_chains(slab, chains, self._hash_bytes)
+                keys = named_by(slab, chains, self._hash_bytes, slab.space.names[0])
                 finish_request(self._handler.account, slab, self._groups, keys, prompt, asked, loaded)
         elif asked >= 0:
             prompt = min(prompt, len(chains[reference(self._groups)]))

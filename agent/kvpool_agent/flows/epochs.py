@@ -62,7 +62,10 @@ def named_chains(
     slab: Slab, chains: Sequence[Sequence[bytes]], hash_bytes: int
 ) -> tuple[list[list[bytes]], list[list[bytes]]]:
     """The names of now of these blocks, and those of another epoch; no second ones where there is none."""
-    now, *others = [
-        [[slab.key(key, hash_bytes, name) for key in chain] for chain in chains] for name in slab.space.names
-    ]
+    now, *others = [named_by(slab, chains, hash_bytes, name) for name in slab.space.names]
     return now, others[0] if others else []
+
+
+def named_by(slab: Slab, chains: Sequence[Sequence[bytes]], hash_bytes: int, name: bytes) -> list[list[bytes]]:
+    """The names of these blocks by one key of names."""
+    return [[slab.key(key, hash_bytes, name) for key in chain] for chain in chains]

@@ -7,6 +7,7 @@ arena's own. The one key that every request contains is in the sample or not: re
 too many of are taken to be for such keys, and found (the paper's SHARDS-adj).
 """
 
+import itertools
 from collections.abc import Sequence
 
 from kvpool_agent.policy.eviction import policy_of
@@ -42,8 +43,9 @@ class Ghost:
     def request(self, chain: Sequence[bytes], prompt_blocks: int) -> None:
         """One request's whole chain, the first `prompt_blocks` of it its prompt."""
         bound = self._bound
-        followed = [key for key in chain if int.from_bytes(key[:4], "big") < bound]
-        asked = len([key for key in chain[:prompt_blocks] if int.from_bytes(key[:4], "big") < bound])
+        sampled = [int.from_bytes(key[:4], "big") < bound for key in chain]
+        followed = list(itertools.compress(chain, sampled))
+        asked = sum(sampled[:prompt_blocks])
         self.asked += min(len(chain), prompt_blocks)
         self._sampled += asked
         self._hits += min(asked, self._one.request(followed))

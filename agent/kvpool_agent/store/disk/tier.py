@@ -93,7 +93,9 @@ class DiskTier:
             self._index.choose(slab.fingerprint)
             self._index.touch(reversed(chain))
             run = [key for key in again if self._index.find(slab.fingerprint, key) is None]
-            dropped = self._pending.add(run, time.monotonic()) if run else 0
+            if not run:
+                return
+            dropped = self._pending.add(run, time.monotonic())
             self._changed.notify_all()
         if dropped:
             self._account.count("disk_dropped_queue_full", dropped)
