@@ -10,10 +10,10 @@ from local_member import lacking
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Holders
-from kvpool_agent.flows import lookup as lookup_flow
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import SOURCES_TRIED, LookupFlow
 from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.store import intact as arena_check
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
@@ -158,7 +158,7 @@ def test_a_block_is_hashed_where_it_lands_and_not_again_for_the_same_plan(
         hashed.append(key)
         return tag_of(key, data)
 
-    monkeypatch.setattr(lookup_flow, "tag_of", counting)
+    monkeypatch.setattr(arena_check, "tag_of", counting)
     assert plan(Members(a=honest)) == (BLOCKS, {})
     assert hashed == []
     assert plan(Members(a=honest)) == (BLOCKS, {})  # what lay here before it is

@@ -22,8 +22,8 @@ from kvpool_agent.flows.epochs import in_either, name_anew
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.policy import sources
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks, first_lacking, longest, wanted
+from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
-from kvpool_agent.store.tag import tag_of
 from kvpool_client.groups import FULL, reference
 
 log = logging.getLogger("kvpool.lookup")
@@ -263,13 +263,10 @@ class LookupFlow:
             for block in held:
                 if block is None:  # evicted since it was found
                     sound = False
-                elif block.key not in verified and tag_of(block.key, slab.view(block.slot)) != block.tag:
-                    sound = False
-                    self._account.count("tag_failures")
-                    log.error("a block in the arena does not match its tag any more; it is dropped")
-                    slab.arena.drop(block.key)
-                else:
+                elif block.key in verified or intact(slab, block, self._account, log):
                     verified.add(block.key)
+                else:
+                    sound = False
             if sound:
                 return boundary, hits, lease
             slab.arena.release(lease)

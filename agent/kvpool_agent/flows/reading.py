@@ -16,8 +16,8 @@ from kvpool_agent.peer.connection import PeerBusy
 from kvpool_agent.peer.serve import BUSY_RETRY_SECONDS, read_seconds
 from kvpool_agent.policy.purposes import DEMAND, Purposes, default_purposes
 from kvpool_agent.store.arena import Held
+from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
-from kvpool_agent.store.tag import tag_of
 
 log = logging.getLogger("kvpool.answer")
 
@@ -63,16 +63,6 @@ class Reading:
                 if handed.open:
                     self._moved(purpose, slab)
 
-    def _right(self, slab: Slab, block: Held) -> bool:
-        """Whether the bytes are what was stored. One that changed would be refused by every member that asks, and
-        count as this member's fault: it is dropped here instead, and the asker sees a gap."""
-        if tag_of(block.key, slab.view(block.slot)) == block.tag:
-            return True
-        self._account.count("tag_failures")
-        log.error("a block in the arena does not match its tag any more; it is dropped and not sent")
-        slab.arena.drop(block.key)
-        return False
-
     def _moved(self, purpose: str, slab: Slab) -> None:
         self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)
 
@@ -94,7 +84,7 @@ class Reading:
                     lease, rest = arena.lease(keys[index:], time.monotonic(), seconds)
                     held[index:] = rest
                 block: Held | None = held[index]
-                if block is not None and self._right(slab, block):
+                if block is not None and intact(slab, block, self._account, log, " and not sent"):
                     handed.open = True
                     yield start + index, block.tag, slab.view(block.slot)
                     handed.open = False

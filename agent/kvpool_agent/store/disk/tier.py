@@ -24,8 +24,8 @@ from kvpool_agent.store.disk.lanes import Alive, Lanes, LeftBehind, NoThread, pa
 from kvpool_agent.store.disk.opened import Opened
 from kvpool_agent.store.disk.pending import Pending
 from kvpool_agent.store.heads import Heads
+from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
-from kvpool_agent.store.tag import tag_of
 from kvpool_contract import status as contract
 from kvpool_contract.config import Disk
 
@@ -308,7 +308,7 @@ class DiskTier:
         views = [slab.view(block.slot) for block in blocks]
 
         def work(folder: Folder, alive: Alive) -> str | None:
-            if not all(self._right(slab, block, view) for block, view in zip(blocks, views, strict=True)):
+            if not all(intact(slab, block, self._account, log, " and not written") for block in blocks):
                 return None
             return folder.write(header, views, lambda: alive() and kept())
 
@@ -330,14 +330,6 @@ class DiskTier:
                 self._index.add(name, header.file_bytes, header)
         self._pause = FIRST_PAUSE_SECONDS
         self._account.moved("disk_out", len(blocks), len(blocks) * slab.slot_bytes)
-
-    def _right(self, slab: Slab, block: Held, view: memoryview) -> bool:
-        if tag_of(block.key, view) == block.tag:
-            return True
-        self._account.count("tag_failures")
-        log.error("a block in the arena does not match its tag any more; it is dropped and not written")
-        slab.arena.drop(block.key)
-        return False
 
     def _make_room(self, opened: Opened, size: int) -> None:
         with self._changed:
