@@ -210,8 +210,12 @@ class LookupFlow:
         ready = request.chosen(wanted(request.blocks, boundary))
         kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
         try:
-            reason, found = self._from_disk(slab, request, boundary, found, deadline, fresh)
+            reason = ""
             indexes, missing = _missing(slab, request, boundary)
+            here = self._disk.held(slab, [w.key for w in missing])
+            if stored := [w for w, lies in zip(missing, here, strict=True) if lies]:
+                reason, found = self._from_disk(slab, request, stored, found, deadline, fresh)
+                indexes, missing = _missing(slab, request, boundary)
             held_by = [dict(rows) for rows in found.held]
             for _ in range(SOURCES_TRIED):
                 failed = ""
@@ -238,14 +242,16 @@ class LookupFlow:
         )
 
     def _from_disk(
-        self, slab: Slab, request: Request, boundary: int, found: Holders, deadline: float, fresh: set[bytes]
+        self,
+        slab: Slab,
+        request: Request,
+        stored: Sequence[Wanted],
+        found: Holders,
+        deadline: float,
+        fresh: set[bytes],
     ) -> tuple[str, Holders]:
         """Loads what lies on the disk; the reason where not all of that came, and who holds what did not. Members have
         as much time as the disk."""
-        _, missing = _missing(slab, request, boundary)
-        stored = [w for w, here in zip(missing, self._disk.held(slab, [w.key for w in missing]), strict=True) if here]
-        if not stored:
-            return "", found
         reason = self._disk.load(slab, stored, _sooner(deadline, True), fresh.add)
         if reason and reason not in OWN_FAULTS and time.monotonic() < deadline:
             found = self._locate(slab, request, _held(slab, request), deadline)
