@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from kvpool_agent.account import Account
-from kvpool_agent.flows.fetch import InFlight, Wanted
+from kvpool_agent.flows.fetch import InFlight, Wanted, keep, not_here, reserved
 from kvpool_agent.peer.bounds import Gate
 from kvpool_agent.policy.purposes import DISK_READS
 from kvpool_agent.store.disk.index import Place, Read
@@ -52,9 +52,8 @@ class DiskSource:
     def _in_parts(
         self, slab: Slab, wanted: Sequence[Wanted], deadline: float, checked: Callable[[bytes], None], kept: ExitStack
     ) -> str:
-        here = slab.arena.held([w.key for w in wanted])
-        missing = [w for w, arrived in zip(wanted, here, strict=True) if not arrived]
-        found = [p for p in self._find(slab, [w.key for w in missing]) if p is not None]
+        missing = [w.key for w in not_here(slab, wanted)]
+        found = [place for place in self._find(slab, missing) if place is not None]
         arena_bytes = slab.arena.slot_count * slab.slot_bytes
         most = max(1, min(PART_BYTES, DISK_READS.room(arena_bytes) // DISK_READS.streams) // slab.slot_bytes)
         reason, broken = DONE, ""
@@ -62,8 +61,7 @@ class DiskSource:
             if part[0].name == broken:
                 continue
             size = len(part) * slab.slot_bytes
-            places = {"streams": DISK_READS.streams, "room": DISK_READS.room(arena_bytes), "queue": DISK_READS.queue}
-            with self._gate.entered(size, **places, deadline=deadline) as entered:
+            with self._gate.entered(size, **DISK_READS.places(arena_bytes), deadline=deadline) as entered:
                 failed = self._part(slab, part, deadline, checked) if entered else "busy"
             if failed and time.monotonic() >= deadline:
                 failed = "deadline"
@@ -71,17 +69,12 @@ class DiskSource:
             broken = part[0].name if failed == DISK_FAILED else broken
             if failed not in (DONE, DISK_FAILED):
                 break  # of another file as well
-            now = time.monotonic()
-            lease, _ = slab.arena.lease([_key(place) for place in part], now, max(0.0, deadline - now))
-            kept.callback(slab.arena.release, lease)
+            keep(kept, slab, [_key(place) for place in part], deadline)
         return reason
 
     def _part(self, slab: Slab, part: Sequence[Place], deadline: float, checked: Callable[[bytes], None]) -> str:
         assert self._tier is not None
-        now = time.monotonic()
-        writable = slab.arena.writable(now)
-        slots = slab.arena.reserve(len(part), now)
-        reason = DONE if len(slots) == len(part) else "no_room" if writable else "just_restarted"
+        slots, reason = reserved(slab, len(part))
         if not slots:
             return reason
         chosen = part[: len(slots)]

@@ -114,7 +114,7 @@ class Fetcher:
         come is kept until the end: a later part that needs room would else take it from the beginning of its chain."""
         slab, purpose = order.slab, order.purpose
         arena_bytes = slab.arena.slot_count * slab.slot_bytes
-        missing = _not_here(slab, wanted)
+        missing = not_here(slab, wanted)
         at = 0
         while at < len(missing):
             bounds = self._purposes()[purpose].receiving
@@ -123,9 +123,7 @@ class Fetcher:
             if reason := self._part(order, part, bounds, arena_bytes):
                 return reason
             if at < len(missing):
-                now = time.monotonic()
-                lease, _ = slab.arena.lease([w.key for w in part], now, max(0.0, order.deadline - now))
-                kept.callback(slab.arena.release, lease)
+                keep(kept, slab, [w.key for w in part], order.deadline)
         return ""
 
     def _part(self, order: _Order, part: Sequence[Wanted], bounds: Receiving, arena_bytes: int) -> str:
@@ -144,8 +142,7 @@ class Fetcher:
             moved += size
             order.arrived(size)
 
-        places = {"streams": bounds.streams, "room": bounds.room(arena_bytes), "queue": bounds.queue}
-        with gate.entered(size, **places, deadline=order.deadline) as found:
+        with gate.entered(size, **bounds.places(arena_bytes), deadline=order.deadline) as found:
             if found:
                 reason = self._claimed(replace(order, arrived=came), part)
             else:
@@ -159,7 +156,7 @@ class Fetcher:
         # claimed first, then looked for: what another fetch has just brought in is not fetched again
         mine = self.in_flight.claim(part)
         try:
-            missing = _not_here(order.slab, mine)
+            missing = not_here(order.slab, mine)
             return self._fetch(order, missing) if missing else ""
         finally:
             self.in_flight.settle(mine)
@@ -169,10 +166,7 @@ class Fetcher:
         if not self._breakers.begin(address):
             self._account.count("fetch_breaker_open")
             return "breaker_open"
-        now = time.monotonic()
-        writable = slab.arena.writable(now)
-        slots = slab.arena.reserve(len(wanted), now)
-        reason = "" if len(slots) == len(wanted) else "no_room" if writable else "just_restarted"
+        slots, reason = reserved(slab, len(wanted))
         if not slots:
             self._breakers.put_off(address)
             return reason
@@ -248,6 +242,21 @@ class Fetcher:
         return "transfer_failed"
 
 
-def _not_here(slab: Slab, wanted: Sequence[Wanted]) -> list[Wanted]:
+def not_here(slab: Slab, wanted: Sequence[Wanted]) -> list[Wanted]:
     held = slab.arena.held([w.key for w in wanted])
     return [w for w, here in zip(wanted, held, strict=True) if not here]
+
+
+def reserved(slab: Slab, count: int) -> tuple[list[int], str]:
+    """Slots to bring blocks into, and why they are fewer than `count`."""
+    now = time.monotonic()
+    writable = slab.arena.writable(now)
+    slots = slab.arena.reserve(count, now)
+    return slots, "" if len(slots) == count else "no_room" if writable else "just_restarted"
+
+
+def keep(kept: ExitStack, slab: Slab, keys: Sequence[bytes], deadline: float) -> None:
+    """Keeps what has come of a transfer until the transfer ends: at the deadline, or when `kept` is left."""
+    now = time.monotonic()
+    lease, _ = slab.arena.lease(keys, now, max(0.0, deadline - now))
+    kept.callback(slab.arena.release, lease)

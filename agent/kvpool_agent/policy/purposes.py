@@ -30,6 +30,10 @@ class Receiving:
         """Bytes that may be on their way at a time."""
         return arena_bytes * self.arena_percent // 100
 
+    def places(self, arena_bytes: int) -> dict[str, int]:
+        """What may be on its way at a time, and who waits, as a gate takes it."""
+        return {"streams": self.streams, "room": self.room(arena_bytes), "queue": self.queue}
+
     def part_blocks(self, slot_bytes: int, arena_bytes: int) -> int:
         """Blocks that are asked for at a time."""
         part = self.room(arena_bytes) // PARTS
