@@ -111,7 +111,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def store(self, chosen: list[tuple[int, bool]]) -> None:
         """Writers that come one after another."""
         for n, foreign in chosen:
-            self.reserve(PARENT[n])
+            self.reserve()
             if self.reserved:
                 self.commit(n, foreign)
 
@@ -122,13 +122,13 @@ class ArenaMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.reserved) < 2)
     @rule()
     def begin_to_write(self) -> None:
-        self.reserve(0)
+        self.reserve()
 
-    def reserve(self, after: int) -> None:
+    def reserve(self) -> None:
         self.expire()
         spilled, leaves = len(self.spilled), self.leaves()
         before, allowed, room = set(self.foreign), self.candidates(), self.free_for_writers()
-        slots = self.arena.reserve(1, self.now, key(after))
+        slots = self.arena.reserve(1, self.now)
         gone = before - set(map(number, self.arena.keys()))
         if room > 0:
             assert (len(slots), gone) == (1, set())

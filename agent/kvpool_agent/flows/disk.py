@@ -69,7 +69,7 @@ class DiskSource:
             broken = part[0].name if failed == DISK_FAILED else broken
             if failed not in (DONE, DISK_FAILED):
                 break  # of another file as well
-            keep(kept, slab, [_key(place) for place in part], deadline)
+            keep(kept, slab, [place.entry.key for place in part], deadline)
         return reason
 
     def _part(self, slab: Slab, part: Sequence[Place], deadline: float, checked: Callable[[bytes], None]) -> str:
@@ -81,8 +81,7 @@ class DiskSource:
         left = set(slots)
 
         def landed(i: int) -> bool:
-            place, slot = chosen[i], slots[i]
-            entry = place.header.entries[place.position]
+            entry, slot = chosen[i].entry, slots[i]
             if tag_of(entry.key, slab.view(slot)) != entry.tag:
                 self._account.count("tag_failures")
                 return False
@@ -98,10 +97,6 @@ class DiskSource:
         places = [(place.position, slab.view(slot)) for place, slot in zip(chosen, slots, strict=True)]
         first = chosen[0]
         return self._tier.read(Read(first.name, first.header, places, landed, over), deadline) or reason
-
-
-def _key(place: Place) -> bytes:
-    return place.header.entries[place.position].key
 
 
 def _parts(found: Sequence[Place], most: int) -> list[list[Place]]:

@@ -19,7 +19,7 @@ from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.index import Block, Index
 from kvpool_agent.store.leases import Leases
 from kvpool_agent.store.pressure import Pressure
-from kvpool_agent.store.slots import NOWHERE, FreeSlots
+from kvpool_agent.store.slots import FreeSlots
 from kvpool_agent.store.table import HeaderTable
 from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
 
@@ -63,7 +63,7 @@ class Arena:
         self.slot_count = self.capacity = slot_count
         self.eviction = eviction
         self.spill: Spill | None = None
-        self.evictions = {"orphan": 0, "replica": 0, "owned": 0}
+        self.evicted = 0  # blocks
         self._lock = threading.Lock()
         self._table = table
         self._writable_at = writable_at
@@ -96,11 +96,6 @@ class Arena:
         return self._leases.blocks
 
     @property
-    def free_runs(self) -> int:
-        """Into how many pieces the free slots fall."""
-        return self._free.runs
-
-    @property
     def adjoining_blocks(self) -> int:
         """Blocks that lie in the slot after their parent's: what one read can take together."""
         return self._index.adjoining
@@ -109,10 +104,6 @@ class Arena:
     def foreign(self) -> int:
         """Blocks that another member's engine computed."""
         return self._index.foreign
-
-    @property
-    def evicted(self) -> int:
-        return sum(self.evictions.values())
 
     def held(self, keys: Iterable[bytes]) -> list[bool]:
         """For each key whether it is here."""
@@ -189,10 +180,9 @@ class Arena:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def reserve(self, count: int, now: float, after: bytes = b"") -> list[int]:
+    def reserve(self, count: int, now: float) -> list[int]:
         """Up to `count` slots to write into, by evicting what may be; fewer when everything is leased or in use as
-        a parent of what is; none before the arena is `writable`. Neighbours where there is room, and behind the slot of
-        the block `after`."""
+        a parent of what is; none before the arena is `writable`. Neighbours where there is room."""
         with self._lock:
             if not self.writable(now):
                 return []
@@ -201,8 +191,7 @@ class Arena:
             for _ in range(count + SHRINK_BLOCKS):
                 if self._room() >= count or not self._evict_one():
                     break
-            before = self._index.blocks.get(after)
-            return self._free.take(min(count, max(0, self._room())), before.slot if before is not None else NOWHERE)
+            return self._free.take(min(count, max(0, self._room())))
 
     def give_back(self, slots: Iterable[int]) -> None:
         """Frees slots that were reserved and not filled, or taken over to spill."""
@@ -302,7 +291,7 @@ class Arena:
             return False
         block = blocks[key]
         self._forget(block, reachable=orphan is None, evicted=orphan is None)
-        self.evictions["orphan" if orphan is not None else "replica" if block.foreign else "owned"] += 1
+        self.evicted += 1
         spills = orphan is None and not block.foreign and self.spill is not None and self.spill(_held(block))
         if not spills:
             self._vacate(block)

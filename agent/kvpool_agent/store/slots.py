@@ -7,8 +7,6 @@ same however many slots there are. Used under the arena's lock.
 import itertools
 from collections.abc import Iterable
 
-NOWHERE = -1
-
 
 class FreeSlots:
     """Slots 0 … slot_count − 1, all of them taken to begin with."""
@@ -21,11 +19,6 @@ class FreeSlots:
 
     def __len__(self) -> int:
         return self._free
-
-    @property
-    def runs(self) -> int:
-        """Into how many pieces the free slots fall."""
-        return len(self._ends)
 
     def add(self, slots: Iterable[int]) -> None:
         """Frees taken slots."""
@@ -40,13 +33,12 @@ class FreeSlots:
             self._keep(start, end)
             self._free += 1
 
-    def take(self, count: int, after: int = NOWHERE) -> list[int]:
-        """Up to `count` slots in ascending runs: those that follow the slot `after` where they are free, else a run
-        that has room for all, else what there is."""
+    def take(self, count: int) -> list[int]:
+        """Up to `count` slots in ascending runs: a run that has room for all, else what there is."""
         taken: list[int] = []
         while len(taken) < count and self._free:
             wanted = count - len(taken)
-            start = after + 1 if after + 1 in self._ends and after != NOWHERE else self._roomy(wanted)
+            start = self._roomy(wanted)
             end = self._ends[start]
             cut = min(end, start + wanted)
             self._forget(start)
@@ -54,7 +46,6 @@ class FreeSlots:
                 self._keep(cut, end)
             taken += range(start, cut)
             self._free -= cut - start
-            after = NOWHERE
         return taken
 
     def _roomy(self, wanted: int) -> int:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvpool_agent.store.disk.header import ExtentHeader
+from kvpool_agent.store.disk.header import Entry, ExtentHeader
 from kvpool_agent.store.heads import Heads, name_of
 
 
@@ -23,8 +23,8 @@ class Place:
     position: int
 
     @property
-    def tag(self) -> bytes:
-        return self.header.entries[self.position].tag
+    def entry(self) -> Entry:
+        return self.header.entries[self.position]
 
 
 @dataclass(frozen=True)

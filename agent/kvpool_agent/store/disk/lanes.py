@@ -78,6 +78,3 @@ class Lanes:
             if ended:
                 return future.result()
             raise LeftBehind from None
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
