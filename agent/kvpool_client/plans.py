@@ -127,8 +127,11 @@ class Plans:
         if entry is None:
             return Answer.MISS
         if entry.plan is None:
+            known = bool(entry.places)
             if self._unknown(entry, key, now):
                 return Answer.MISS
+            if known:
+                self._know_keys(entry)  # there may be more of them by now
             self._open(entry, request, now)
         plan = entry.plan
         if plan is None or key not in entry.places:
@@ -190,7 +193,6 @@ class Plans:
         return Answer.RETRY if plan.retried.setdefault(group, key) == key else Answer.MISS
 
     def _open(self, entry: _Request, request: str, now: float) -> None:
-        self._know_keys(entry)
         if not entry.keys:
             return
         if not entry.dropped:

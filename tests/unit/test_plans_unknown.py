@@ -70,3 +70,36 @@ def test_nobody_to_ask_is_no_unknown_prompt() -> None:
     plans.end_step()
     assert plans.decline("r", K0) is MISS
     assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0)
+
+
+def test_keys_are_gathered_once_for_a_plan_and_anew_for_the_next_which_has_more_of_them() -> None:
+    gathered: list[int] = []
+    grown = CHAIN[:3]
+
+    def chains() -> list[list[bytes]]:
+        gathered.append(len(grown))
+        return [list(grown)]
+
+    plans = Plans([Group(0, FULL, 0, 4)], 5.0)
+    plans.begin("r", chains)
+    assert ask(plans, K0) is RETRY
+    assert gathered == [3]
+    (plan,) = plans.end_step()
+    assert plan.keys == CHAIN[:3]
+    plans.drop("r")
+    grown.append(K3)
+    assert ask(plans, K0) is RETRY
+    assert gathered == [3, 4]
+    (plan,) = plans.end_step()
+    assert plan.keys == CHAIN
+
+
+def test_a_request_without_keys_yet_is_planned_when_it_has_some() -> None:
+    keys: list[bytes] = []
+    plans = Plans([Group(0, FULL, 0, 4)], 5.0)
+    plans.begin("r", lambda: [keys])
+    assert ask(plans, K0) is MISS
+    assert plans.end_step() == []
+    keys += CHAIN
+    assert ask(plans, K0) is RETRY
+    assert [plan.keys for plan in plans.end_step()] == [CHAIN]
