@@ -16,11 +16,13 @@ import pytest
 from local_member import FIELDS, FORMAT, POOL, WAIT, LocalMember, bytes_of, chain, until
 from tenant_keys import ACME, ACME_ID, NEXT, PUBLIC, PUBLIC_ID, acme, keyring
 
+from kvpool_agent.directory.members import _Link
 from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer import entitlement, frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS, Entitlement
+from kvpool_agent.store.heads import Told
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 from kvpool_contract.tenants import key_for
@@ -237,6 +239,33 @@ def test_two_tenants_share_nothing_across_and_all_within(member: Made) -> None:
     assert c.locator.holders(FORMAT, [KEYS], deadline, in_groups=False, slab=ACME_ID).held == [{}]
     assert c.slabs.usable("acme") is None and not acme(c).space.open
     assert (a.slabs.usable("acme"), a.slabs.usable(""), a.slabs.usable("x")) == (acme(a), a.slab, None)
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_with_keys_no_member_asks_for_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: bool) -> None:
+    asked, followed = list[bytes](), list[str]()
+    heads, follow = Dialer.heads, _Link._follow_heads
+
+    def asking(connection: Connection, fingerprint: bytes, *since: Any) -> Told:
+        asked.append(fingerprint)
+        return heads(connection, fingerprint, *since)
+
+    def following(link: _Link, *until_then: Any) -> None:
+        follow(link, *until_then)
+        followed.append(link.member.address)
+
+    monkeypatch.setattr(Dialer, "heads", staticmethod(asking))
+    monkeypatch.setattr(_Link, "_follow_heads", following)
+    (tmp_path / "members").touch()
+    rings = [keyring(tmp_path, name, public=[PUBLIC]) if keys else None for name in "ab"]
+    made = [
+        LocalMember(name, tmp_path / "members", keyring=ring).start() for name, ring in zip("ab", rings, strict=True)
+    ]
+    until("both see each other", lambda: all(len(one.members.live(FORMAT)) == 1 for one in made))
+    until("both have followed the other between pings", lambda: all(followed.count(one.address) >= 2 for one in made))
+    for one in made:
+        one.kill()
+    assert set(asked) == (set() if keys else {FORMAT})
 
 
 def test_every_part_has_its_own_memory_and_its_own_quota(tmp_path: Path) -> None:

@@ -130,9 +130,10 @@ class _Link(threading.Thread):
         self._heads.forget(address)
 
     def _hear_heads(self, connection: Connection, welcome: frames.Welcome, seconds: float) -> bool:
-        """Asks what has changed of the heads that the member holds, which may take so long; whether anything had."""
+        """Asks what has changed of the heads that the member holds, which may take so long; whether anything had. Where
+        there are keys nobody is asked: a format's own name is no slab's then, and nothing is concluded from heads."""
         address, own = self.member.address, self._own_format()
-        if connection.version < frames.HEADS_VERSION or not own or welcome.format != own:
+        if connection.version < frames.HEADS_VERSION or not own or welcome.format != own or self._dialer.keyed:
             self._heads.forget(address)
             return False
         connection.settimeout(HANDSHAKE_SECONDS + seconds)

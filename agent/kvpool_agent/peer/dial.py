@@ -54,6 +54,11 @@ class Dialer:
         self._idle: dict[str, list[Connection]] = {}
         self._present: dict[str, tuple[str, str]] = {}
 
+    @property
+    def keyed(self) -> bool:
+        """Whether cache namespaces have keys here."""
+        return self._entitlement.keyed
+
     def handshake(self, address: str, seconds: float = HANDSHAKE_SECONDS) -> tuple[Connection, frames.Welcome]:
         """A new connection, greeted."""
         connection = Connection.dial(address, seconds)

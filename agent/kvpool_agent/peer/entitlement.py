@@ -38,6 +38,11 @@ class Entitlement:
         self._keyring, self._own = keyring, own
         self._mask, self._other_mask = (secrets.token_bytes(BLOCK_KEY_BYTES) for _ in range(2))
 
+    @property
+    def keyed(self) -> bool:
+        """Whether cache namespaces have keys here."""
+        return self._keyring.keyed
+
     # -- proving -------------------------------------------------------------------------------------
 
     def prove(self, connection: Connection) -> None:
