@@ -95,7 +95,8 @@ class Entitlement:
             key
             for space in self._keyring.spaces
             for key in space.proofs
-            if sum(hmac.compare_digest(hmac.digest(key, role + text, "sha256"), one) for one in found)  # each, always
+            for proof in (hmac.digest(key, role + text, "sha256"),)
+            if sum(hmac.compare_digest(proof, one) for one in found)  # each, always
         )
 
     # -- asking --------------------------------------------------------------------------------------
