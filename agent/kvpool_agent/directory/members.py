@@ -201,12 +201,10 @@ class MemberView:
         on_gone: Callable[[str], None],
         on_other: Callable[[str], None],
         own_format: Callable[[], str],
-        heads: Union | None = None,
     ) -> None:
         """on_gone: the address is no member's any more; on_other: another member or incarnation has come to it;
-        own_format: the fingerprint (hex) of this member's format, empty while it has none; heads: where
-        those of the other members are kept, by address."""
-        self.heads = heads if heads is not None else Union()
+        own_format: the fingerprint (hex) of this member's format, empty while it has none."""
+        self.heads = Union()  # of the other members, by address
         self._seeds = members
         self._dialer = dialer
         self._own_format = own_format
