@@ -93,12 +93,17 @@ def issued(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     return True
 
 
+def new_key() -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """A new key, and the same in PEM without a password."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key, key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
 def new_request() -> tuple[bytes, bytes]:
     """A new key and a request for its certificate, both PEM. The request says nothing but the key: who it is for
     is what the token says."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key, secret = new_key()
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
     return secret, request.public_bytes(serialization.Encoding.PEM)

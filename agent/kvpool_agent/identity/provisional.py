@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from kvpool_agent.identity.credentials import Credentials, read_credentials
+from kvpool_agent.identity.credentials import Credentials, new_key, read_credentials
 from kvpool_contract.identity import CertificateName
 
 # Nobody looks at these, and this member's clock may be wrong.
@@ -18,7 +17,7 @@ _BEGIN, _END = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC
 
 def self_signed(own: CertificateName, authorities: bytes) -> Credentials:
     """authorities: PEM, by which the controller is known. Raises IdentityError."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    (key, secret), name = new_key(), x509.Name([])
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -29,8 +28,5 @@ def self_signed(own: CertificateName, authorities: bytes) -> Credentials:
         .not_valid_after(_END)
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(own.encode())]), critical=True)
         .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return read_credentials(made.public_bytes(serialization.Encoding.PEM), secret, authorities)
