@@ -13,9 +13,8 @@ from authority import DAY, Authority, member_uri, write_identity
 from cryptography import x509
 
 from kvpool_agent.identity import sources
-from kvpool_agent.identity.credentials import read_credentials
+from kvpool_agent.identity.credentials import Problem, read_credentials
 from kvpool_agent.identity.keeper import Keeper
-from kvpool_agent.identity.signer import SigningError
 from kvpool_agent.identity.sources import Files, Managed, SignerPlace
 from kvpool_contract import identity
 from kvpool_contract.identity import CertificateName, SignAnswer, bundle_digest
@@ -205,7 +204,7 @@ def test_a_certificate_is_asked_for_once_and_outlives_the_worker(tmp_path: Path,
     for _ in range(10):
         member.look(60.0)
     assert signing.asked == [("signer:443", "chat", "secret-token")]
-    signing.problem = SigningError("signer_unreachable", "down")
+    signing.problem = Problem("signer_unreachable", "down")
     again = Member(tmp_path, signing, kept)
     assert again.look().state == "ok"
     assert again.keeper.credentials == member.keeper.credentials
@@ -219,7 +218,7 @@ def test_half_a_life_is_renewed_and_the_old_one_goes_on_while_the_signer_is_away
     member = Member(tmp_path, signing, kept)
     first = member.look()
     assert first.state == "expires_soon"
-    signing.problem = SigningError("signer_unreachable", "down")
+    signing.problem = Problem("signer_unreachable", "down")
     told = member.look(31.0)
     assert (told.state, told.reason, told.detail) == ("expires_soon", "signer_unreachable", "down")
     assert member.keeper.credentials is not None and told.not_after == first.not_after
@@ -230,7 +229,7 @@ def test_half_a_life_is_renewed_and_the_old_one_goes_on_while_the_signer_is_away
 
 
 def test_a_newcomer_keeps_trying_with_growing_pauses(tmp_path: Path, signing: Signing, kept: int) -> None:
-    signing.problem = SigningError("signer_refused", "the signer refuses: other_pool: It is not in the pool.")
+    signing.problem = Problem("signer_refused", "the signer refuses: other_pool: It is not in the pool.")
     member = Member(tmp_path, signing, kept)
     tried = []
     for _ in range(200):

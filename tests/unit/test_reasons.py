@@ -26,7 +26,6 @@ CALLS = {
     "warmed": 0,
     "_warmed": 0,
     "Problem": 0,
-    "SigningError": 0,
     "_refused": 0,
     "_Told": 0,
 }

@@ -16,7 +16,8 @@ from authority import DAY, Authority
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kvpool_agent.identity.signer import SigningError, sign
+from kvpool_agent.identity.credentials import Problem
+from kvpool_agent.identity.signer import sign
 from kvpool_contract import identity
 from kvpool_contract.identity import SignAnswer
 
@@ -94,7 +95,7 @@ REFUSED = identity.encode_document(identity.SignRefused(1, "other_pool", "It is 
 def test_what_the_signer_answers_instead_is_told_apart(
     authority: Authority, status: int, data: bytes, reason: str, text: str
 ) -> None:
-    with https(authority, lambda _: (status, data)) as address, pytest.raises(SigningError, match=text) as raised:
+    with https(authority, lambda _: (status, data)) as address, pytest.raises(Problem, match=text) as raised:
         ask(address, authority.certificate)
     assert raised.value.reason == reason and "secret-token" not in str(raised.value)
 
@@ -106,13 +107,13 @@ def test_what_the_signer_answers_instead_is_told_apart(
 def test_why_a_signer_is_not_believed_is_told_apart(authority: Authority, begin: Any, reason: str) -> None:
     trusted = authority.certificate if begin is not None else Authority("another").certificate
     leaf = {"begin": datetime.now(UTC) + begin} if begin is not None else {}
-    with https(authority, lambda _: (200, b""), **leaf) as address, pytest.raises(SigningError) as raised:
+    with https(authority, lambda _: (200, b""), **leaf) as address, pytest.raises(Problem) as raised:
         ask(address, trusted)
     assert raised.value.reason == reason
 
 
 def test_a_signer_of_another_name_is_not_believed(authority: Authority) -> None:
-    with https(authority, lambda _: (200, b"")) as address, pytest.raises(SigningError) as raised:
+    with https(authority, lambda _: (200, b"")) as address, pytest.raises(Problem) as raised:
         ask(address.replace("localhost", "127.0.0.1"), authority.certificate)
     assert raised.value.reason == "signer_untrusted"
 
@@ -123,9 +124,9 @@ def test_a_signer_that_is_slow_or_away_ends_at_the_deadline(authority: Authority
         return 200, b""
 
     with https(authority, slow) as address:
-        with pytest.raises(SigningError, match=r"no answer within 0 s|timed out") as raised:
+        with pytest.raises(Problem, match=r"no answer within 0 s|timed out") as raised:
             ask(address, authority.certificate, 0.3)
         assert raised.value.reason == "signer_unreachable"
-    with pytest.raises(SigningError) as raised:
+    with pytest.raises(Problem) as raised:
         ask(address, authority.certificate, 0.3)
     assert raised.value.reason == "signer_unreachable"

@@ -16,6 +16,14 @@ from kvpool_contract.identity import CertificateName, IdentityError, bundle_dige
 _SCHEME = "kvpool://"
 
 
+class Problem(Exception):  # noqa: N818 - a state that is told, not a fault of the program
+    """No new credentials came; `reason` is a word of kvpool_contract.reasons."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Certified:
     """Whom a certificate names, and when it is valid: seconds since the epoch."""

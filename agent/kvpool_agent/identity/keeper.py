@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvpool_agent.identity.credentials import Credentials, wall_clock
-from kvpool_agent.identity.sources import Problem, Source
+from kvpool_agent.identity.credentials import Credentials, Problem, wall_clock
+from kvpool_agent.identity.sources import Source
 from kvpool_agent.policy.validity import EXPIRED, NONE, SOON, state_of
 from kvpool_contract.identity import CertificateName
 from kvpool_contract.status import Tls

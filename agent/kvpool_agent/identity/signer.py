@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 
+from kvpool_agent.identity.credentials import Problem
 from kvpool_contract.identity import (
     MAX_ANSWER,
     SIGN_PATH,
@@ -19,24 +20,15 @@ from kvpool_contract.identity import (
 )
 
 
-class SigningError(Exception):
-    """No certificate came; `reason` is a word of kvpool_contract.reasons."""
-
-    def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
-
-
 def sign(address: str, authorities: bytes, pool: str, token: str, request: bytes, seconds: float) -> SignAnswer:
-    """address: host:port; authorities: PEM, by which the signer is trusted; seconds: for all of it. Raises
-    SigningError."""
+    """address: host:port; authorities: PEM, by which the signer is trusted; seconds: for all of it. Raises Problem."""
     body = encode_document(SignRequest(VERSION, pool, token, request.decode()))
     host, _, port = address.rpartition(":")
     try:
         context = ssl.create_default_context(cadata=authorities.decode())
         context.minimum_version = ssl.TLSVersion.TLSv1_2
     except (ssl.SSLError, ValueError) as error:
-        raise SigningError("signer_untrusted", f"the signer's authorities can't be read: {error}") from None
+        raise Problem("signer_untrusted", f"the signer's authorities can't be read: {error}") from None
     connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=seconds, context=context)
     late = threading.Event()
 
@@ -55,10 +47,10 @@ def sign(address: str, authorities: bytes, pool: str, token: str, request: bytes
         response = connection.getresponse()
         status, data = response.status, response.read(MAX_ANSWER + 1)
     except ssl.SSLCertVerificationError as error:
-        raise SigningError(*_distrust(address, error)) from None
+        raise Problem(*_distrust(address, error)) from None
     except (OSError, http.client.HTTPException) as error:
         problem = f"no answer within {seconds:.0f} s" if late.is_set() else str(error) or type(error).__name__
-        raise SigningError("signer_unreachable", f"the signer {address} does not answer: {problem}") from None
+        raise Problem("signer_unreachable", f"the signer {address} does not answer: {problem}") from None
     finally:
         watch.cancel()
         connection.close()
@@ -80,7 +72,7 @@ def _answer(address: str, status: int, data: bytes) -> SignAnswer:
             return decode_answer(data)
         if 400 <= status < 500:
             refused = decode_refused(data)
-            raise SigningError("signer_refused", f"the signer refuses: {refused.reason}: {refused.sentence}"[:500])
+            raise Problem("signer_refused", f"the signer refuses: {refused.reason}: {refused.sentence}"[:500])
     except IdentityError as error:
-        raise SigningError("signer_answer", f"the signer {address} answers {status}: {error}"[:500]) from None
-    raise SigningError("signer_unreachable", f"the signer {address} answers {status}")
+        raise Problem("signer_answer", f"the signer {address} answers {status}: {error}"[:500]) from None
+    raise Problem("signer_unreachable", f"the signer {address} answers {status}")

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from cryptography import x509
 
-from kvpool_agent.identity.credentials import Credentials, new_request, read_credentials, wall_clock
-from kvpool_agent.identity.signer import SigningError, sign
+from kvpool_agent.identity.credentials import Credentials, Problem, new_request, read_credentials, wall_clock
+from kvpool_agent.identity.signer import sign
 from kvpool_agent.policy.validity import pause_after, renew_at
 from kvpool_contract.identity import (
     AUTHORITIES_FILE,
@@ -33,14 +33,6 @@ from kvpool_contract.identity import (
 
 SIGN_SECONDS = 10.0
 SETTLE_SECONDS = 30.0  # between two certificates, whatever a clock says
-
-
-class Problem(Exception):  # noqa: N818 - a state that is told, not a fault of the program
-    """`reason` is a word of kvpool_contract.reasons."""
-
-    def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
 
 
 class Source(Protocol):
@@ -146,10 +138,7 @@ class Managed:
         except OSError as error:
             raise Problem("signer_untrusted", f"{error.filename} can't be read: {error.strerror}") from None
         key, request = new_request()
-        try:
-            answer = self._ask(place.address, trusted, place.pool, token, request, SIGN_SECONDS)
-        except SigningError as error:
-            raise Problem(error.reason, str(error)) from None
+        answer = self._ask(place.address, trusted, place.pool, token, request, SIGN_SECONDS)
         return self._keep(answer.certificate.encode(), key, self._mounted() or answer.bundle.encode())
 
     def _mounted(self) -> bytes:
