@@ -77,11 +77,6 @@ def slab_id(fingerprint: bytes, cache_namespace: str) -> bytes:
     return digest.digest()
 
 
-def sign_claim(gateway_key: bytes, pool: str, name: str, expires: int) -> str:
-    """The claim that a request is of this cache namespace, for requests that begin before `expires`."""
-    return f"{_CLAIM}.{name}.{expires}.{_mac(gateway_key, pool, name, expires)}"
-
-
 def check_claim(gateway_keys: Sequence[bytes], pool: str, claim: str, now: float) -> str:
     """The name that the claim proves, under one of the keys. Raises ClaimError. now: seconds since 1970."""
     version, name, expires, mac = (claim.split(".") + [""] * 4)[:4]

@@ -1,6 +1,8 @@
-"""Two cache namespaces for local members: `public`, the default one, and `acme`, with a key file of each."""
+"""Two cache namespaces for local members: `public`, the default one, and `acme`, with a key file of each. And a
+gateway's claims."""
 
 import base64
+import hmac
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +30,12 @@ def keyring(folder: Path, name: str, **keys: Sequence[bytes]) -> Keyring:
     members, tls = Members(file=str(folder / "members")), Tls(mode="Disabled")
     config = AgentConfig(version=1, pool=POOL, arenaBytes=1 << 20, members=members, tls=tls, cacheNamespaces=spaces)
     return Keyring(config)
+
+
+def sign_claim(gateway_key: bytes, pool: str, name: str, expires: int) -> str:
+    """The claim that a request is of this cache namespace, for requests that begin before `expires`."""
+    mac = hmac.digest(gateway_key, f"kvpool1.{pool}.{name}.{expires}".encode(), "sha256").hex()
+    return f"kvpool1.{name}.{expires}.{mac}"
 
 
 def acme(member: LocalMember) -> Slab:

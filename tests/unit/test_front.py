@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenant_keys import sign_claim
 
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import EnginePort
@@ -21,7 +22,6 @@ from kvpool_client import front
 from kvpool_client.engine_vllm import requests
 from kvpool_client.front import CLAIM, DEFAULT, NOBODYS, Front, Verdict, fold
 from kvpool_contract.config import AgentConfig, CacheNamespace, Members, Tls
-from kvpool_contract.tenants import sign_claim
 
 GATEWAY, NOW = b"g" * 32, 1_700_000_000.0
 MARK = "kvpool_mark"

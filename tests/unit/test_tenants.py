@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenant_keys import sign_claim
 
 from kvpool_agent.keyring import Keyring
 from kvpool_contract.config import AgentConfig, CacheNamespace, ConfigError, Members, Tls, decode_config, encode_config
@@ -17,7 +18,6 @@ from kvpool_contract.tenants import (
     check_claim,
     key_for,
     parse_keys,
-    sign_claim,
     slab_id,
 )
 

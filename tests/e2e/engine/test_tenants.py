@@ -14,9 +14,9 @@ from engine.forged import Forge, ForgedEngine
 from engine.measured import BLOCK, by_source
 from engine.measured import prompt as long_prompt
 from replica import MIB, Pool, Replica, Tools, wait_for
+from tenant_keys import sign_claim
 
 from kvpool_client.front import CLAIM, FOLDED, Verdict, fold
-from kvpool_contract.tenants import sign_claim
 
 LENGTH = 2 * BLOCK + 5
 COMPUTED = by_source(computed=LENGTH)
