@@ -14,7 +14,6 @@ connection, and after one that was not answered nobody is asked for a second.
 
 import hashlib
 import logging
-import socket
 import threading
 import time
 from collections import OrderedDict
@@ -128,11 +127,8 @@ class Front:
             return None
 
     def _connected(self) -> wire.Channel:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(ANSWER_SECONDS)
-        channel = wire.Channel(sock)
+        channel = wire.Channel.dial(self._path, ANSWER_SECONDS)
         try:
-            sock.connect(self._path)
             channel.send({"verb": "requests", "versions": list(wire.VERSIONS)})
             _expected(channel, "answering")
         except BaseException:

@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -153,10 +152,7 @@ class Session:
 
     def _session(self) -> str:
         """One session from connect to loss; returns the agent's reason when it refused."""
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
-            sock.settimeout(HANDSHAKE_SECONDS)
-            sock.connect(self._path)
-            channel = wire.Channel(sock)
+        with contextlib.closing(wire.Channel.dial(self._path, HANDSHAKE_SECONDS)) as channel:
             header = self._header
             channel.send(header, descriptors=self._descriptors)
             reply = channel.receive()
@@ -230,10 +226,7 @@ def report_bare(path: str, reason: str, detail: str, seconds: float = 60.0) -> N
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
-                with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
-                    sock.settimeout(HANDSHAKE_SECONDS)
-                    sock.connect(path)
-                    channel = wire.Channel(sock)
+                with contextlib.closing(wire.Channel.dial(path, HANDSHAKE_SECONDS)) as channel:
                     channel.send({"verb": "bare", "reason": reason, "detail": detail[:500]})
                     channel.receive()
                     return

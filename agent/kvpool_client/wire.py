@@ -101,6 +101,18 @@ class Channel:
         self._frame_seconds = 0.0
         self._partial_since = 0.0
 
+    @classmethod
+    def dial(cls, path: str, seconds: float) -> "Channel":
+        """Connects to the socket at `path`; `seconds` is the timeout of this and of what comes then. Raises OSError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(seconds)
+            sock.connect(path)
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock)
+
     def bound_frames(self, seconds: float) -> None:
         """A frame that takes longer from its first bytes to its last ends the connection; between frames nothing is
         bounded. Sending is left alone."""

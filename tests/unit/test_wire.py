@@ -1,5 +1,6 @@
 """The engine port's frames: any split of the bytes gives the same frames, and nothing else gets through."""
 
+import contextlib
 import json
 import os
 import random
@@ -30,6 +31,27 @@ def pair() -> Iterator[tuple[wire.Channel, wire.Channel]]:
     yield left, right
     left.close()
     right.close()
+
+
+def test_a_connection_that_is_not_made_keeps_no_descriptor_and_one_that_is_carries_frames(tmp_path: Path) -> None:
+    before = open_descriptors()
+    with pytest.raises(FileNotFoundError) as raised:  # which keeps the socket from being collected
+        wire.Channel.dial(str(tmp_path / "nobody"), 5.0)
+    assert raised.tb is not None and open_descriptors() == before
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "somebody"))
+        listening.listen(1)
+        with contextlib.closing(wire.Channel.dial(str(tmp_path / "somebody"), 0.05)) as channel:
+            channel.send({"verb": "a"}, b"tail")
+            with contextlib.closing(wire.Channel(listening.accept()[0])) as other:
+                frame = other.receive()
+                assert (frame.header, frame.tail) == ({"verb": "a"}, b"tail")
+            with pytest.raises(wire.WireError):
+                channel.receive()
+        silent = wire.Channel.dial(str(tmp_path / "somebody"), 0.05)
+        with contextlib.closing(silent), pytest.raises(TimeoutError):
+            silent.receive()
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(STREAM)])
