@@ -265,6 +265,26 @@ def test_authorities_of_the_pools_configuration_hold_and_a_leaf_of_none_of_them_
     assert (told.bundle, told.authority, told.renewals) == (bundle_digest(new.certificate),) * 2 + (1,)
 
 
+def test_authorities_that_stay_are_not_decoded_again(
+    tmp_path: Path, authority: Authority, signing: Signing, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    decode = sources.certificates_in
+    monkeypatch.setattr(sources, "certificates_in", lambda found: decoded.append(found) or decode(found))
+    peers, more = tmp_path / "peers-ca.crt", authority.certificate + Authority("more").certificate
+    peers.write_bytes(authority.certificate)
+    member = Member(tmp_path, signing, kept)
+    member.look()
+    before = len(decoded)
+    for _ in range(3):
+        member.look(1.0)
+    assert len(decoded) == before
+    peers.write_bytes(more)
+    for _ in range(3):
+        told = member.look(1.0)
+    assert (decoded[before:], told.bundle) == ([more], bundle_digest(more))
+
+
 def test_authorities_that_cannot_be_used_are_named_once_and_the_last_ones_stay(
     tmp_path: Path, authority: Authority, signing: Signing, kept: int
 ) -> None:

@@ -104,7 +104,7 @@ class Managed:
             self._restored = True
             if (last := self._last()) is not None:
                 return last
-        mounted = self._mounted()
+        mounted = self._mounted(current)
         if current is not None and mounted not in (b"", current.authorities):
             return self._keep(current.certificate, current.key, mounted)
         if mounted and self._spoilt:
@@ -113,7 +113,7 @@ class Managed:
         if not self._is_due(current) or self._clock() < self._next:
             return None
         try:
-            renewed = self._renew()
+            renewed = self._renew(current)
         except Problem:
             self._failures += 1
             self._next = self._clock() + pause_after(self._failures, self._chance)
@@ -127,7 +127,7 @@ class Managed:
             return True
         return wall_clock() >= renew_at(current.own.not_before, current.own.not_after, self._chance)
 
-    def _renew(self) -> Credentials:
+    def _renew(self, current: Credentials | None) -> Credentials:
         place = self._place
         try:
             token = read_file(place.folder / TOKEN_FILE).decode().strip()
@@ -139,9 +139,9 @@ class Managed:
             raise Problem("signer_untrusted", f"{error.filename} can't be read: {error.strerror}") from None
         key, request = new_request()
         answer = self._ask(place.address, trusted, place.pool, token, request, SIGN_SECONDS)
-        return self._keep(answer.certificate.encode(), key, self._mounted() or answer.bundle.encode())
+        return self._keep(answer.certificate.encode(), key, self._mounted(current) or answer.bundle.encode())
 
-    def _mounted(self) -> bytes:
+    def _mounted(self, current: Credentials | None) -> bytes:
         """The peers' authorities that lie beside the configuration; empty where there are none, or none that can be
         used, which is told once: the last ones stay then."""
         file = self._place.authorities / PEER_AUTHORITIES_FILE
@@ -151,6 +151,8 @@ class Managed:
             return b""
         if found == self._spoilt:
             return b""
+        if current is not None and found == current.authorities:
+            return found
         try:
             for der in certificates_in(found):
                 x509.load_der_x509_certificate(der)
