@@ -3,6 +3,11 @@ authority that vouches for the controller lets in."""
 
 import asyncio
 import collections
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +16,7 @@ from authority import Authority, member_uri
 
 from kvpool_agent.identity.credentials import Credentials, read_credentials
 from kvpool_agent.peer import frames, serve
-from kvpool_agent.peer.connection import PeerError
+from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.tls import Tls
 from kvpool_contract.identity import CertificateName
@@ -21,6 +26,7 @@ from kvpool_operator.controller import asking
 from kvpool_operator.controller.identity import client_context
 
 NOW, DAY = datetime.now(UTC), timedelta(days=1)
+WAIT = 30.0
 KVPOOLS, USERS = new_authority("kvpool", NOW, 9 * DAY), Authority("a user's")
 POOL = CertificateName("demo", "demo", "pool")
 URI = member_uri("pool", "source")
@@ -136,3 +142,97 @@ def test_with_a_users_certificates_kvpools_authority_vouches_for_the_controller_
         source.fetched_by(trusting)
     assert source.counts["tls_refused_peer_unknown_authority"] == 1
     source.server.close()
+
+
+# -- when the controller's authorities change ----------------------------------------------------------
+
+
+class Asker:
+    """A member that dials, of a pool with a user's certificates. read: the authorities by which it knows the
+    controller, which it has no use for here."""
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        own = of_user(member_uri("pool", "asker"))
+        self.transport = Tls(lambda: own, POOL, lambda word: self.counts.update([word]), controllers=read, apart=True)
+        self.dialer = Dialer(Identity("pool", "asker", "inc"), self.transport)
+
+    def dial(self, source: Source) -> None:
+        connection, _ = self.dialer.handshake(f"127.0.0.1:{source.server.port}", WAIT)
+        connection.close()
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    made = Source(of_user(URI), apart=True)
+    yield made
+    made.server.close()
+
+
+def test_to_those_who_dial_the_controllers_authorities_are_nothing(source: Source) -> None:
+    authorities = iter([KVPOOLS.certificate, new_authority("the next", NOW, DAY).certificate, b"spoilt"])
+    asker = Asker(lambda: next(authorities))
+    for _ in range(4):
+        asker.dial(source)
+    assert asker.counts == {"tls_dialed": 4, "tls_resumed": 3}
+
+
+def test_a_greeting_that_was_under_way_while_they_changed_leaves_a_session_that_is_good(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authorities = [KVPOOLS.certificate]
+    asker, greeted = Asker(lambda: authorities[-1]), Tls.greeted
+
+    def late(transport: Tls, connection: Connection, address: str) -> None:
+        if len(authorities) == 1:
+            authorities.append(new_authority("the next", NOW, DAY).certificate)
+            asker.dial(source)
+        greeted(transport, connection, address)
+
+    monkeypatch.setattr(Tls, "greeted", late)
+    asker.dial(source)
+    asker.dial(source)
+    assert asker.counts == {"tls_dialed": 3, "tls_resumed": 1}
+
+
+def test_who_dials_does_not_wait_for_the_file_that_answering_reads(source: Source) -> None:
+    reading, dialed, read_on, waited = threading.Event(), threading.Event(), threading.Event(), list[bool]()
+
+    def read() -> bytes:
+        reading.set()
+        waited.append(dialed.wait(WAIT / 3))
+        read_on.set()
+        return KVPOOLS.certificate
+
+    asker = Asker(read)
+    server = serve.PeerServer("127.0.0.1", 0, Empty(), Empty(), transport=asker.transport)  # type: ignore[arg-type]
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port), WAIT):
+        assert reading.wait(WAIT)
+        asker.dial(source)
+        dialed.set()
+        assert read_on.wait(WAIT)
+    server.close()
+    assert waited == [True]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_controllers_session_ends_with_the_authorities_that_it_began_with(source: Source, changed: bool) -> None:
+    context = client_context(new_client(KVPOOLS, "kvpool://demo/controller", NOW, DAY))
+    hello = frames.encode(frames.Hello([*frames.VERSIONS], "pool", "controller", "inc"))
+
+    def answered(session: ssl.SSLSession | None = None) -> tuple[bool, bool, ssl.SSLSession | None]:
+        """Whether it was, whether it has resumed the session, and with which one it could go on."""
+        plain = socket.create_connection(("127.0.0.1", source.server.port), WAIT)
+        with contextlib.closing(context.wrap_socket(plain, session=session)) as sock:
+            try:
+                sock.sendall(hello)
+                return b"source" in sock.recv(4096), bool(sock.session_reused), sock.session
+            except OSError:
+                return False, bool(sock.session_reused), None
+
+    *first, session = answered()
+    assert first == [True, False] and session is not None
+    if changed:
+        source.controllers = new_authority("the next", NOW, DAY)
+    assert answered(session)[:2] == (not changed, not changed)

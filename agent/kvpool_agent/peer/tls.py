@@ -1,12 +1,14 @@
 """Connections between members are TLS 1.3 with certificates on both sides, or, where that is asked for, in clear.
 
 Who is at the other end is settled before a frame is read: chain and validity by the library, then the one name in the
-certificate, which must be of this pool. Contexts belong to one set of credentials: new connections use the newest,
-those that are open go on. With a context go its session tickets, so that a session can't outlive the trust that it
-began with; a resumed session's certificate is looked at anew.
+certificate, which must be of this pool. Contexts belong to one set of credentials, that of the answering side also to
+the authorities by which it knows the controller: new connections use the newest, those that are open go on. With a
+context go its session tickets, so that a session can't outlive the trust that it began with; a resumed session's
+certificate is looked at anew.
 """
 
 import collections
+import functools
 import os
 import socket
 import ssl
@@ -45,12 +47,6 @@ class TlsRefused(PeerError):  # noqa: N818 - an answer, not a fault
     def __init__(self, reason: str, detail: str, *, secured: bool) -> None:
         super().__init__(f"refused here: {reason}{': ' if detail else ''}{detail}")
         self.reason, self.secured = reason, secured
-
-
-def _issued_by(certificate: bytes, authorities: bytes) -> bool:
-    """Whether one of the authorities (PEM) has issued the certificate (DER) itself."""
-    leaf = x509.load_der_x509_certificate(certificate)
-    return any(issued(leaf, each) for each in x509.load_pem_x509_certificates(authorities))
 
 
 class NotCertified(PeerError):  # noqa: N818 - a state, not a fault
@@ -114,34 +110,52 @@ class Clear:
 CLEAR = Clear()
 
 
-class _Contexts:
-    """The two ways of one set of credentials, and the sessions that can be resumed under it."""
+def _context(protocol: int, credentials: Credentials, controllers: bytes = b"") -> ssl.SSLContext:
+    """controllers: further authorities (PEM) that are trusted."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # an address is no identity: the name in the certificate is looked at instead
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=credentials.authorities.decode())
+    if controllers:
+        context.load_verify_locations(cadata=controllers.decode())
+    context.set_alpn_protocols([ALPN])
+    # the library takes chain and key from files alone: this one lies in memory and has no name
+    descriptor = os.memfd_create("kvpool-leaf", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(credentials.certificate + b"\n" + credentials.key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
 
-    def __init__(self, credentials: Credentials, controllers: bytes = b"") -> None:
-        """controllers: further authorities (PEM), by which the controller alone is known."""
-        self.credentials, self.controllers = credentials, controllers
-        self.client = self._made(ssl.PROTOCOL_TLS_CLIENT)
-        self.server = self._made(ssl.PROTOCOL_TLS_SERVER)
+
+class _Asking:
+    """One set of credentials towards those that are dialed, and the sessions that can be resumed under it. A session
+    is good in the context that it was made in, and nowhere else."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self.context = _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
         self.sessions: collections.OrderedDict[str, ssl.SSLSession] = collections.OrderedDict()
 
-    def _made(self, protocol: int) -> ssl.SSLContext:
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # an address is no identity: the name in the certificate is looked at instead
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=self.credentials.authorities.decode())
-        if self.controllers and protocol == ssl.PROTOCOL_TLS_SERVER:
-            context.load_verify_locations(cadata=self.controllers.decode())
-        context.set_alpn_protocols([ALPN])
-        # the library takes chain and key from files alone: this one lies in memory and has no name
-        descriptor = os.memfd_create("kvpool-leaf", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(os.dup(descriptor), "wb") as file:
-                file.write(self.credentials.certificate + b"\n" + self.credentials.key)
-            context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-        finally:
-            os.close(descriptor)
-        return context
+
+class _Answering:
+    """One set of credentials towards those that dial. controllers: further authorities (PEM), by which the controller
+    alone is known."""
+
+    def __init__(self, credentials: Credentials, controllers: bytes = b"") -> None:
+        self.credentials, self.controllers = credentials, controllers
+        self.context = _context(ssl.PROTOCOL_TLS_SERVER, credentials, controllers)
+
+    @functools.cached_property
+    def _parsed(self) -> list[x509.Certificate]:
+        return x509.load_pem_x509_certificates(self.controllers)
+
+    def knows_as_controllers(self, leaf: x509.Certificate) -> bool:
+        """Whether an authority that vouches for the controller alone has issued the certificate itself."""
+        return bool(self.controllers) and any(issued(leaf, each) for each in self._parsed)
 
 
 class Tls:
@@ -162,53 +176,57 @@ class Tls:
         handshakes `tls_dialed`, `tls_resumed` of them, `tls_accepted`, and `tls_refused_REASON` at either side."""
         self._credentials = credentials
         self._controllers, self._apart = controllers, apart
-        self._provisional: _Contexts | None = None
         self._pool = pool
         self._count = count
         self._clock = clock
         self._lock = threading.Lock()
-        self._made: _Contexts | None = None
+        self._asks: _Asking | None = None
+        self._answers: _Answering | None = None
+        self._provisional: _Answering | None = None
         self._trouble = ("", "", 0.0)
 
     def dialed(self, connection: Connection, address: str, seconds: float) -> None:
-        contexts = self._contexts()
+        asking = self._asking()
         with self._lock:
-            session = contexts.sessions.get(address)
+            session = asking.sessions.get(address)
 
         def wrap(sock: socket.socket) -> ssl.SSLSocket:
-            return contexts.client.wrap_socket(sock, do_handshake_on_connect=False, session=session)
+            return asking.context.wrap_socket(sock, do_handshake_on_connect=False, session=session)
 
-        sock = self._handshake(connection, wrap, contexts, address, seconds)
-        if self._judge(connection, sock, address).is_controller:
+        sock = self._handshake(connection, wrap, asking.credentials, address, seconds)
+        name, _ = self._judge(connection, sock, address)
+        if name.is_controller:
             raise self._refused("peer_other_pool", "the controller answers no member", address)
         self._count("tls_dialed")
         if sock.session_reused:
             self._count("tls_resumed")
 
     def accepted(self, connection: Connection, seconds: float) -> None:
-        contexts = self._contexts() if self._credentials() is not None else self._without()
+        certified = self._credentials() is not None
+        answering = self._answering() if certified else self._without()
 
         def wrap(sock: socket.socket) -> ssl.SSLSocket:
-            return contexts.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            return answering.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
-        sock = self._handshake(connection, wrap, contexts, "", seconds)
-        if not self._judge(connection, sock, "").is_controller:
-            if contexts is self._provisional:
+        sock = self._handshake(connection, wrap, answering.credentials, "", seconds)
+        name, leaf = self._judge(connection, sock, "")
+        if not name.is_controller:
+            if not certified:
                 raise NotCertified("this member has no certificate yet")
-            if contexts.controllers and _issued_by(sock.getpeercert(True) or b"", contexts.controllers):
+            if answering.knows_as_controllers(leaf):
                 raise self._refused("peer_unknown_authority", "it vouches for the controller alone", "", secured=True)
         self._count("tls_accepted")
 
     def greeted(self, connection: Connection, address: str) -> None:
         """Keeps the session: its ticket has come before the answer."""
         with self._lock:
-            contexts, session = self._made, connection.session
-            if contexts is None or contexts.credentials is not connection.under or session is None:
+            asking, session = self._asks, connection.session
+            if asking is None or asking.credentials is not connection.under or session is None:
                 return
-            contexts.sessions[address] = session
-            contexts.sessions.move_to_end(address)
-            if len(contexts.sessions) > SESSIONS_KEPT:
-                contexts.sessions.popitem(last=False)
+            asking.sessions[address] = session
+            asking.sessions.move_to_end(address)
+            if len(asking.sessions) > SESSIONS_KEPT:
+                asking.sessions.popitem(last=False)
 
     def proved(self, connection: Connection, member: str) -> None:
         certified = connection.certified
@@ -223,40 +241,53 @@ class Tls:
         reason, detail, at = self._trouble
         return (reason, detail) if reason and self._clock() - at < TROUBLE_SECONDS else ("", "")
 
-    def _contexts(self) -> _Contexts:
+    def _in_force(self) -> Credentials:
+        credentials = self._credentials()
+        if credentials is None:
+            raise self._not_certified()
+        return credentials
+
+    def _not_certified(self) -> NotCertified:
+        self._count("tls_without_certificate")
+        return NotCertified("this member has no certificate yet")
+
+    def _asking(self) -> _Asking:
         with self._lock:
-            credentials = self._credentials()
-            if credentials is None:
-                self._count("tls_without_certificate")
-                raise NotCertified("this member has no certificate yet")
-            controllers = self._controllers() if self._apart else b""
-            made = self._made
-            if made is None or made.credentials is not credentials or made.controllers != controllers:
-                made = self._made = _Contexts(credentials, controllers)
+            credentials, made = self._in_force(), self._asks
+            if made is None or made.credentials is not credentials:
+                made = self._asks = _Asking(credentials)
             return made
 
-    def _without(self) -> _Contexts:
-        """With which the controller is answered while this member has no certificate."""
+    def _answering(self) -> _Answering:
+        controllers = self._controllers() if self._apart else b""  # a file's: whoever dials does not wait for it
         with self._lock:
-            authorities, made = self._controllers(), self._provisional
+            credentials, made = self._in_force(), self._answers
+            if made is None or made.credentials is not credentials or made.controllers != controllers:
+                made = self._answers = _Answering(credentials, controllers)
+            return made
+
+    def _without(self) -> _Answering:
+        """With which the controller is answered while this member has no certificate."""
+        authorities = self._controllers()
+        with self._lock:
+            made = self._provisional
             if made is None or made.credentials.authorities != authorities:
                 try:
-                    made = self._provisional = _Contexts(self_signed(self._pool, authorities))
+                    made = self._provisional = _Answering(self_signed(self._pool, authorities))
                 except IdentityError:
-                    self._count("tls_without_certificate")
-                    raise NotCertified("this member has no certificate yet") from None
+                    raise self._not_certified() from None
             return made
 
     def _handshake(
         self,
         connection: Connection,
         wrap: Callable[[socket.socket], ssl.SSLSocket],
-        contexts: _Contexts,
+        credentials: Credentials,
         address: str,
         seconds: float,
     ) -> ssl.SSLSocket:
         try:
-            return connection.secure(wrap, contexts.credentials, seconds)
+            return connection.secure(wrap, credentials, seconds)
         except ssl.SSLCertVerificationError as error:
             raise self._refused(_VERIFY.get(error.verify_code, "peer_unknown_authority"), "", address) from None
         except ssl.SSLError as error:
@@ -266,12 +297,15 @@ class Tls:
         except OSError as error:
             raise self._refused("peer_handshake", str(error), address) from None
 
-    def _judge(self, connection: Connection, sock: ssl.SSLSocket, address: str) -> CertificateName:
-        """Whom the certificate at the other end names: a member of this pool, or the controller."""
+    def _judge(
+        self, connection: Connection, sock: ssl.SSLSocket, address: str
+    ) -> tuple[CertificateName, x509.Certificate]:
+        """Whom the certificate at the other end names: a member of this pool, or the controller; and that itself."""
         if sock.selected_alpn_protocol() != ALPN:
             raise self._refused("peer_handshake", f"it does not speak {ALPN}", address)
         try:
-            connection.certified = read_certified(x509.load_der_x509_certificate(sock.getpeercert(True) or b""))
+            leaf = x509.load_der_x509_certificate(sock.getpeercert(True) or b"")
+            connection.certified = read_certified(leaf)
         except (IdentityError, ValueError) as error:
             raise self._refused("peer_certificate_name", str(error), address, secured=True) from None
         certified, pool = connection.certified, self._pool
@@ -285,7 +319,7 @@ class Tls:
                 raise self._refused("peer_other_pool", name.encode(), address, secured=True)
         if connection.expired:  # of a session that is resumed
             raise self._refused("peer_certificate_expired", "", address, secured=True)
-        return name
+        return name, leaf
 
     def _refused(self, reason: str, detail: str, address: str, *, secured: bool = False) -> TlsRefused:
         self._count(f"tls_refused_{reason}")
