@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replica import MIB, Pool, Replica, Tools, wait_for
-from standin_engine import FULL_ATTENTION, HASH_BYTES, StandInEngine, engine_keys
+from standin_engine import FULL_ATTENTION, HASH_BYTES, Served, StandInEngine, engine_keys, prompt
 
 from kvpool_client import wire
 from kvpool_client.groups import reference, to_header
@@ -95,6 +95,14 @@ class Node:
         channel.send(attach, descriptors=[descriptor])
         os.close(descriptor)
         return channel
+
+    def loads_from(self, giver: "Node", name: str, blocks: int) -> None:
+        """What the other one computes of a new prompt this one loads, all of it."""
+        tokens = prompt(name, blocks)
+        giver.engine.serve(tokens)
+        self.until_sees(giver)
+        served = self.engine.serve(tokens)
+        assert served == Served(pool=blocks), served
 
     # -- asking --------------------------------------------------------------------------------------
 

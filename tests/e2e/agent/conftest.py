@@ -1,17 +1,9 @@
-"""A pool of real agents for each test, on the loopback address."""
+"""One agent for all tests of a file that leave nothing behind."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[AgentPool]:
-    made = AgentPool(tmp_path)
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from agent_pool import AgentPool, Node
 from replica import wait_for
 from standin_engine import Served, prompt
@@ -32,18 +30,10 @@ def set_clock(path: Path, seconds: float) -> None:
     new.rename(path)
 
 
-@pytest.fixture
-def pool_in_clear(tmp_path: Path) -> Iterator[AgentPool]:
-    """Certificates do follow the wall clock (tests/e2e/security/test_clocks.py)."""
-    made = AgentPool(tmp_path, tls=False)
-    yield made
-    made.stop()
-
-
 def test_a_wall_clock_that_jumps_ends_no_lease_no_session_and_no_membership(
     pool_in_clear: AgentPool, tmp_path: Path
 ) -> None:
-    pool = pool_in_clear
+    pool = pool_in_clear  # certificates do follow the wall clock (tests/e2e/security/test_clocks.py)
     clock = tmp_path / "clock"
     set_clock(clock, 0)
     a = pool.node("a").patched(CLOCK.format(path=str(clock))).start().attach()
@@ -83,9 +73,7 @@ def test_agents_of_different_versions_compute_and_share_once_one_of_them_speaks_
     b.patched(VERSIONS.format(versions="(99, *frames.VERSIONS)")).start()
     wait_for("attached", lambda: b.engine.session.attached, 20, 0.02)
     for node, other in ((a, b), (b, a)):
-        node.engine.serve(prompt(f"later {node.replica.name}", BLOCKS))
-        other.until_sees(node)
-        assert other.engine.serve(prompt(f"later {node.replica.name}", BLOCKS)) == Served(pool=BLOCKS)
+        other.loads_from(node, f"later {node.replica.name}", BLOCKS)
 
 
 def test_one_member_joins_and_one_is_killed_under_load_and_every_request_gets_its_bytes(pool: AgentPool) -> None:

@@ -60,11 +60,9 @@ class Flood:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[AgentPool]:
+def pool(pool_in_clear: AgentPool) -> AgentPool:
     """In clear, so that one process can be many members; inside TLS the name is the certificate's."""
-    made = AgentPool(tmp_path, tls=False)
-    yield made
-    made.stop()
+    return pool_in_clear
 
 
 @pytest.fixture
@@ -80,19 +78,11 @@ def counted(node: Node, word: str) -> int:
     return node.status().counters.get(word, 0)
 
 
-def loads(source: Node, asker: Node, name: str) -> None:
-    """What one has computed the other one loads, all of it."""
-    tokens = prompt(name, BLOCKS)
-    source.engine.serve(tokens)
-    asker.until_sees(source)
-    assert asker.engine.serve(tokens) == Served(pool=BLOCKS)
-
-
 def test_a_member_with_too_many_connections_is_cut_at_its_share(joined: tuple[Node, Node, Flood]) -> None:
     source, asker, flood = joined
     assert sum(flood.greet() for _ in range(CONNECTIONS + MORE)) == CONNECTIONS
     assert counted(source, "bound_member_connections") == MORE
-    loads(source, asker, "connections")
+    asker.loads_from(source, "connections", BLOCKS)
     flood.close()
     wait_for("places again", lambda: Flood(source).greet(), SECONDS, 0.1)
 
@@ -101,7 +91,7 @@ def test_connections_that_say_nothing_take_no_places_of_other_addresses(joined: 
     source, asker, flood = joined
     silent = [flood.sock() for _ in range(HANDSHAKES + MORE)]
     source.until("the bound", lambda s: s.counters.get("bound_address_handshakes") == MORE)
-    loads(source, asker, "handshakes")
+    asker.loads_from(source, "handshakes", BLOCKS)
     source.until("their end", lambda s: s.counters.get("handshakes_failed") == HANDSHAKES)
     for sock in silent:
         sock.close()
@@ -118,7 +108,7 @@ def test_a_member_that_asks_without_pause_leaves_the_others_their_loads(joined: 
             assert flooding.stdout is not None and flooding.stdout.readline() == b"flooding\n"
             assert counted(source, "bound_member_requests") > 0
             for number in range(3):
-                loads(source, asker, f"requests {number}")
+                asker.loads_from(source, f"requests {number}", BLOCKS)
         finally:
             flooding.kill()
     assert not asker.status().misses

@@ -1,14 +1,14 @@
-"""A pool of real agents for each test, on the loopback address."""
+"""A signer for the agents of a test's pool."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool
+from signer import Signer
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[AgentPool]:
-    made = AgentPool(tmp_path)
+def signer(pool: AgentPool) -> Iterator[Signer]:
+    made = Signer(pool.pool.authority).start()
     yield made
     made.stop()

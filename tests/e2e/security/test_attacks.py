@@ -13,7 +13,7 @@ from authority import DAY, Authority, member_uri
 from bad_peer import BadPeer
 from peer_faults import sends
 from replica import wait_for
-from standin_engine import Served, block_bytes, engine_keys, prompt
+from standin_engine import Served, block_bytes, engine_keys
 from trusted import NAME, client_context, credentials, transport
 
 from kvpool_agent.identity.credentials import Credentials
@@ -80,13 +80,6 @@ CLIENTS: dict[str, tuple[Callable[[Node], Credentials | None], str]] = {
 }  # fmt: skip
 
 
-def shares(giver: Node, taker: Node, name: str) -> None:
-    """Nothing that was done before has harmed them."""
-    giver.engine.serve(prompt(name, BLOCKS))
-    taker.until_sees(giver)
-    assert taker.engine.serve(prompt(name, BLOCKS)) == Served(pool=BLOCKS)
-
-
 @pytest.mark.parametrize("who", CLIENTS)
 def test_a_stranger_with_the_wrong_certificate_gets_no_frame_but_its_refusal(pair: tuple[Node, Node], who: str) -> None:
     a, b = pair
@@ -103,7 +96,7 @@ def test_a_stranger_with_the_wrong_certificate_gets_no_frame_but_its_refusal(pai
     assert after.counters["handshakes_failed"] == failed + 1
     if word.endswith(("expired", "valid")):
         assert (after.tls.state, after.tls.reason) == ("ok", word)
-    shares(a, b, who)
+    b.loads_from(a, who, BLOCKS)  # nothing that was done before has harmed them
 
 
 def test_the_same_client_with_a_certificate_of_its_own_is_a_member(pair: tuple[Node, Node]) -> None:
@@ -130,7 +123,7 @@ def test_an_older_tls_and_frames_in_clear_get_nothing(pair: tuple[Node, Node]) -
     words = ("tls_refused_peer_tls_version", "tls_refused_peer_not_tls")
     expected = {**before, **{word: before.get(word, 0) + 1 for word in words}}
     a.until("both refused", lambda _: refusals(a) == expected)
-    shares(b, a, "downgrade")
+    a.loads_from(b, "downgrade", BLOCKS)
 
 
 class Tap:
@@ -254,7 +247,7 @@ def test_a_member_that_lies_under_a_valid_tag_is_believed(pair: tuple[Node, Node
 
 def test_agents_and_engine_are_well_after_all_of_it(pair: tuple[Node, Node]) -> None:
     a, b = pair
-    shares(a, b, "after all, of a")
-    shares(b, a, "after all, of b")
+    b.loads_from(a, "after all, of a", BLOCKS)
+    a.loads_from(b, "after all, of b", BLOCKS)
     wait_for("ready", a.ready, WAIT)
     assert (a.status().incarnation, b.status().incarnation) == INCARNATIONS[0]

@@ -1,11 +1,9 @@
 """Agents with certificates from a signer: issued for their token, kept while it is away; a newcomer without one."""
 
 import itertools
-from collections.abc import Iterator
 from datetime import timedelta
 
-import pytest
-from agent_pool import AgentPool, Node
+from agent_pool import AgentPool
 from signer import Signer, managed
 from standin_engine import Served, prompt
 
@@ -13,22 +11,9 @@ BLOCKS = 6
 SOON = "from kvpool_agent.flows import certify; certify.NEWCOMER_SECONDS = 0.5"
 
 
-@pytest.fixture
-def signer(pool: AgentPool) -> Iterator[Signer]:
-    made = Signer(pool.pool.authority).start()
-    yield made
-    made.stop()
-
-
-def shares(giver: Node, taker: Node, name: str) -> None:
-    giver.engine.serve(prompt(name, BLOCKS))
-    taker.until_sees(giver)
-    assert taker.engine.serve(prompt(name, BLOCKS)) == Served(pool=BLOCKS)
-
-
 def test_a_token_becomes_a_certificate_and_no_token_none(pool: AgentPool, signer: Signer) -> None:
     a, b = (managed(pool, signer, name).start().attach() for name in "ab")
-    shares(a, b, "p")
+    b.loads_from(a, "p", BLOCKS)
     for node in (a, b):
         told = node.status().tls
         assert (told.mode, told.state, told.reason) == ("Managed", "ok", "")
@@ -48,7 +33,7 @@ def test_a_token_becomes_a_certificate_and_no_token_none(pool: AgentPool, signer
 
 def test_a_certificate_outlives_its_worker_while_the_signer_is_away(pool: AgentPool, signer: Signer) -> None:
     a, b = (managed(pool, signer, name).start().attach() for name in "ab")
-    shares(a, b, "before")
+    b.loads_from(a, "before", BLOCKS)
     signer.stop()
     named = a.status().tls
     a.until_restarted(a.kill_worker())
@@ -58,14 +43,14 @@ def test_a_certificate_outlives_its_worker_while_the_signer_is_away(pool: AgentP
     attempts = itertools.count()
     # for two seconds nothing is stored
     a.until("stores", lambda s: s.arena.blocks > held or not a.engine.serve(prompt(f"{next(attempts)}", 1)))
-    shares(a, b, "after")
+    b.loads_from(a, "after", BLOCKS)
     assert len(signer.asked) == 2
 
 
 def test_a_renewal_that_fails_leaves_the_old_one_in_force_and_says_why(pool: AgentPool, signer: Signer) -> None:
     signer.life = timedelta(seconds=60)  # and five minutes that lie behind it: it is to be renewed at once
     a, b = (managed(pool, signer, name).start().attach() for name in "ab")
-    shares(a, b, "before")
+    b.loads_from(a, "before", BLOCKS)
     signer.stop()
     quick = "from kvpool_agent.identity import sources; sources.SETTLE_SECONDS = 0.5"
     a.replica.stop_agent()
@@ -76,12 +61,12 @@ def test_a_renewal_that_fails_leaves_the_old_one_in_force_and_says_why(pool: Age
     signer.stop()
     told = a.until("tried", lambda s: s.tls.failures.get("signer_unreachable")).tls
     assert (told.state, told.reason) == ("expires_soon", "signer_unreachable")
-    shares(a, b, "meanwhile")
+    b.loads_from(a, "meanwhile", BLOCKS)
     signer.life = timedelta(days=30)
     signer.start()
     told = a.until("renewed", lambda s: s.tls.reason == "").tls
     assert (told.state, told.renewals > 0) == ("ok", True)
-    shares(a, b, "after")
+    b.loads_from(a, "after", BLOCKS)
 
 
 def test_a_newcomer_whose_signer_is_away_is_ready_alone_and_warms_up_when_its_certificate_comes(

@@ -4,7 +4,7 @@ probes, command lines, environments. Also where it is given nonsense in their pl
 import base64
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,6 @@ def keys(folder: Path, planted: dict[str, bytes]) -> dict[str, Any]:
         "gatewayKeyFile": str(folder / "gateway"),
         "arenaBytes": 64 << 20,
     }
-
-
-@pytest.fixture
-def signer(pool: AgentPool) -> Iterator[Signer]:
-    made = Signer(pool.pool.authority).start()
-    yield made
-    made.stop()
 
 
 def test_what_was_planted_is_nowhere_in_what_agents_say(pool: AgentPool, signer: Signer, tmp_path: Path) -> None:
