@@ -1,4 +1,4 @@
-"""What stands for the rest of the world in the fuzz targets: a socket, a member's blocks, a home."""
+"""What stands for the rest of the world in the fuzz targets and beside mutants: a socket, a member's blocks, a home."""
 
 import contextlib
 import os
@@ -18,6 +18,8 @@ BLOCK = b"d" * 512
 HASH_BYTES, ROWS, ROW = 32, 8, 4096
 MOST_ENTRIES = 64
 KEY_BYTES = 16
+CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(3))
+PAIRS = b"".join(bytes([n]) * HASH_BYTES + bytes(HASH_BYTES + 8) for n in range(3))
 
 
 _ALWAYS = os.open(os.devnull, os.O_RDONLY)

@@ -14,12 +14,14 @@ from unittest import mock
 
 from fuzz_parts import (
     BLOCK,
+    CHAIN,
     FIELDS,
     FORMAT,
     HASH_BYTES,
     KEY_BYTES,
     KEYS,
     MOST_ENTRIES,
+    PAIRS,
     ROW,
     ROWS,
     Board,
@@ -245,18 +247,16 @@ class _Pool:
     rows, row_bytes, mapping = ROWS, ROW, mock.MagicMock()
 
 
-_CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(3))
-_PAIRS = b"".join(bytes([n]) * HASH_BYTES + bytes(HASH_BYTES + 8) for n in range(3))
 _ATTACH = {
     "verb": "attach", "versions": [2], "format": FIELDS, "row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES,
     "groups": [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}],
 }  # fmt: skip
 VERBS: list[tuple[dict[str, Any], bytes]] = [
-    (_ATTACH, b""), ({"verb": "lookup", "plan": 1, "lacks": [[0, 3]], "room": 4}, _CHAIN),
-    ({"verb": "load", "call": 1, "done_plan": 1}, _CHAIN), ({"verb": "release", "lease": 1}, b""),
-    ({"verb": "store", "job": 1, "rows": [0, 1, 2]}, _PAIRS), ({"verb": "commit", "job": 1}, b""),
-    ({"verb": "forget", "job": 1}, b""), ({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0}, _CHAIN),
-    ({"verb": "store", "job": 1, "rows": [0]}, _PAIRS[: 2 * HASH_BYTES + 8]),
+    (_ATTACH, b""), ({"verb": "lookup", "plan": 1, "lacks": [[0, 3]], "room": 4}, CHAIN),
+    ({"verb": "load", "call": 1, "done_plan": 1}, CHAIN), ({"verb": "release", "lease": 1}, b""),
+    ({"verb": "store", "job": 1, "rows": [0, 1, 2]}, PAIRS), ({"verb": "commit", "job": 1}, b""),
+    ({"verb": "forget", "job": 1}, b""), ({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0}, CHAIN),
+    ({"verb": "store", "job": 1, "rows": [0]}, PAIRS[: 2 * HASH_BYTES + 8]),
 ]  # fmt: skip
 _flows, _slab = _Flows(), _Slab()
 GROUPS = [Group(0, FULL, 0, 4, True)]

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fuzz_parts import BLOCK, CHAIN, FORMAT, HASH_BYTES, KEYS, PAIRS, ROW, ROWS, Board, Shelf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
-from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.locate import Holders
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
@@ -41,15 +41,9 @@ from kvpool_agent.store.slab import Slabs
 from kvpool_client import wire
 
 WAIT = 10.0
-FORMAT = b"f" * 16
-KEYS = [bytes([n]) * 16 for n in range(4)]
-HASH_BYTES, ROW, ROWS = 32, 4096, 8
 FIELDS = {"engine": "mutant", "row_bytes": ROW}
-CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(3))
 OTHER_CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(9, 12))
-PAIRS = b"".join(bytes([n]) * HASH_BYTES + bytes(HASH_BYTES + 8) for n in range(3))
-BLOCK = b"d" * 512
-MOST_ENTRIES = 16
+MOST_ENTRIES = 16  # so few that mutants reach the bound
 
 PEER_FRAMES = [
     frames.encode(message, len(tail)) + tail
@@ -211,40 +205,6 @@ def test_lengths_that_are_told_allocate_nothing_before_their_bytes_are_there(dat
 
 
 # -- real sockets --------------------------------------------------------------------------------------
-
-
-class Shelf:
-    """Four blocks."""
-
-    pool = "pool"
-
-    def welcome(self, version: int) -> frames.Welcome:
-        return frames.Welcome(version, "source", "inc", "Ready(warm)", FORMAT.hex(), len(KEYS))
-
-    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
-        return [key in KEYS for key in keys]
-
-    def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]:
-        return [HotBlock(key, b"", 0, 1.0) for key in KEYS][:limit]
-
-    def heads(self, *_: object) -> Told:
-        return Told(2, True)
-
-    def description(self) -> bytes:
-        return frames.pack_fields(FIELDS)
-
-    @contextmanager
-    def blocks(
-        self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
-    ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
-        yield ((index, b"t" * 16, memoryview(BLOCK)) for index, key in enumerate(keys) if key in KEYS)
-
-
-class Board(Entries):
-    """A home of so few entries that mutants reach its bounds."""
-
-    def renew(self, holder: tuple[str, str]) -> frames.Renewed:  # type: ignore[override]
-        return frames.Renewed(super().renew(holder), [("10.0.0.1:7700", "uid")])
 
 
 def drain(sock: socket.socket) -> None:
