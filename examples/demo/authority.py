@@ -64,13 +64,14 @@ class Authority:
         begin: datetime | None = None,
         life: timedelta = DAY,
         usages: tuple[x509.ObjectIdentifier, ...] = BOTH_ENDS,
+        dns: tuple[str, ...] = (),
     ) -> tuple[bytes, bytes]:
         """(certificate, key), PEM, of a new key."""
         key = ec.generate_private_key(ec.SECP256R1())
         secret = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return self.sign(key.public_key(), *uris, begin=begin, life=life, usages=usages), secret
+        return self.sign(key.public_key(), *uris, begin=begin, life=life, usages=usages, dns=dns), secret
 
 
 def write_identity(folder: Path, certificate: bytes, key: bytes, authorities: bytes) -> None:

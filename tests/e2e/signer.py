@@ -2,7 +2,6 @@
 
 import ssl
 import threading
-from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from agent_pool import AgentPool, Node
 from authority import CLUSTER, DAY, K8S_NAMESPACE, Authority, member_uri
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from trusted import load_pair
 
@@ -82,13 +80,9 @@ class Signer:
         (folder / identity.SIGNER_AUTHORITIES_FILE).write_bytes(self._own.certificate)
 
     def _context(self) -> ssl.SSLContext:
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._own.sign(key.public_key(), dns=("localhost",), life=timedelta(days=1))
-        secret = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        certificate, key = self._own.leaf(dns=("localhost",))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        load_pair(context, certificate + secret)
+        load_pair(context, certificate + key)
         return context
 
 

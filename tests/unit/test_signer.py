@@ -3,7 +3,6 @@
 import contextlib
 import json
 import ssl
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 from authority import DAY, Authority
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from trusted import load_pair
 
 from kvpool_agent.identity.credentials import Problem
 from kvpool_agent.identity.signer import sign
@@ -45,15 +43,9 @@ def https(authority: Authority, answer: Callable[[bytes], tuple[int, bytes]], **
 
         def log_message(self, *_: object) -> None: ...
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = authority.sign(key.public_key(), dns=("localhost",), **leaf)
+    certificate, key = authority.leaf(dns=("localhost",), **leaf)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(certificate + key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ))  # fmt: skip
-        file.flush()
-        context.load_cert_chain(file.name)
+    load_pair(context, certificate + key)
     server = HTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

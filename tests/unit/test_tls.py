@@ -2,9 +2,9 @@
 
 import collections
 import contextlib
+import dataclasses
 import socket
 import ssl
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from authority import BOTH_ENDS, DAY, Authority, member_uri
+from trusted import client_context, server_context
 
 from kvpool_agent.identity.credentials import Credentials, read_credentials
 from kvpool_agent.peer import frames, serve
@@ -169,8 +170,7 @@ def controller(by: Authority = AUTHORITY) -> Credentials:
 
 def of_pool(*uris: str) -> Credentials:
     certificate, key = AUTHORITY.leaf(*uris)
-    made = credentials()
-    return Credentials(certificate, key, made.authorities, made.own, made.bundle, made.authority)
+    return dataclasses.replace(credentials(), certificate=certificate, key=key)
 
 
 STRANGERS: dict[str, tuple[Callable[[], Credentials], str]] = {
@@ -247,27 +247,13 @@ def raw(source: Source, context: ssl.SSLContext | None = None, first: bytes = b"
             return b""
 
 
-def client(own: Credentials | None, **versions: ssl.TLSVersion) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["kvpool"])
-    for name, version in versions.items():
-        setattr(context, name, version)
-    if own is not None:
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(own.certificate + own.key)
-            file.flush()
-            context.load_cert_chain(file.name)
-    return context
-
-
 HELLO = frames.encode(frames.Hello([1, 2, 3], "pool", "asker", "inc"))
 
 
 def test_no_certificate_an_older_tls_and_frames_in_clear_get_nothing(source: Source) -> None:
-    assert raw(source, client(None), HELLO) == b""
+    assert raw(source, client_context(None), HELLO) == b""
     source.until_counted(tls_refused_peer_no_certificate=1)
-    older = client(credentials(), maximum_version=ssl.TLSVersion.TLSv1_2)
+    older = client_context(credentials(), maximum_version=ssl.TLSVersion.TLSv1_2)
     assert raw(source, older, HELLO) == b""
     source.until_counted(tls_refused_peer_tls_version=1)
     answered = raw(source, None, HELLO)
@@ -275,7 +261,9 @@ def test_no_certificate_an_older_tls_and_frames_in_clear_get_nothing(source: Sou
     source.until_counted(tls_refused_peer_not_tls=1, handshakes_failed=3)
     # the same client with a certificate is welcome: it was nothing else
     with contextlib.suppress(TimeoutError):
-        sock = client(credentials()).wrap_socket(socket.create_connection(("127.0.0.1", source.server.port), WAIT))
+        sock = client_context(credentials()).wrap_socket(
+            socket.create_connection(("127.0.0.1", source.server.port), WAIT)
+        )
         with sock:
             sock.sendall(HELLO)
             assert b"source" in sock.recv(4096)
@@ -362,7 +350,9 @@ def test_closing_lets_no_byte_out_in_clear() -> None:
     left, right = socket.socketpair()
     server = threading_server(right)
     connection = Connection(left)
-    connection.secure(lambda sock: client(credentials()).wrap_socket(sock, do_handshake_on_connect=False), None, WAIT)
+    connection.secure(
+        lambda sock: client_context(credentials()).wrap_socket(sock, do_handshake_on_connect=False), None, WAIT
+    )
     server.result(WAIT)
     connection.close()
     with pytest.raises(PeerError):
@@ -372,12 +362,7 @@ def test_closing_lets_no_byte_out_in_clear() -> None:
 def threading_server(sock: socket.socket):  # type: ignore[no-untyped-def]
     from concurrent.futures import ThreadPoolExecutor
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    own = credentials("source")
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(own.certificate + own.key)
-        file.flush()
-        context.load_cert_chain(file.name)
+    context = server_context(credentials("source"))
     return ThreadPoolExecutor(1).submit(context.wrap_socket, sock, server_side=True)
 
 

@@ -4,6 +4,7 @@ authority that vouches for the controller lets in."""
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import socket
 import ssl
 import threading
@@ -135,11 +136,8 @@ def test_with_a_users_certificates_kvpools_authority_vouches_for_the_controller_
     assert source.asked(monkeypatch).document == b'{"a":1}'
     source.fetched_by(of_user(member_uri("pool", "asker")))
     intruder = of_kvpool(member_uri("pool", "asker"))
-    trusting = Credentials(
-        intruder.certificate, intruder.key, USERS.certificate, intruder.own, intruder.bundle, intruder.authority
-    )
     with pytest.raises(PeerError):
-        source.fetched_by(trusting)
+        source.fetched_by(dataclasses.replace(intruder, authorities=USERS.certificate))
     assert source.counts["tls_refused_peer_unknown_authority"] == 1
     source.server.close()
 

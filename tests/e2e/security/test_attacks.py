@@ -1,6 +1,7 @@
 """What a stranger, and a member that lies, can do to a running agent: refused, counted, and nobody else notices."""
 
 import contextlib
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -59,8 +60,7 @@ def said(sock: socket.socket, *data: bytes) -> bytes:
 def leaf(node: Node, *uris: str, by: Authority | None = None, begin: datetime | None = None) -> Credentials:
     """Credentials with whatever is in them."""
     certificate, key = (by or node.replica.pool.authority).leaf(*uris, begin=begin)
-    good = credentials(node.replica.pool, "stranger-uid")
-    return Credentials(certificate, key, good.authorities, good.own, good.bundle, good.authority)
+    return dataclasses.replace(credentials(node.replica.pool, "stranger-uid"), certificate=certificate, key=key)
 
 
 STRANGER = member_uri(NAME, "stranger-uid")
