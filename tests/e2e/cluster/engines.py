@@ -156,9 +156,9 @@ class Member:
         settings = self.kube.core.api_client.configuration
         return decode_status(forward.get(settings, self.kube.namespace, self.pod.name, "/status", 10))
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Sum of an engine counter over its label sets that have `labels`."""
-        text = self.get(PORT, "/metrics").decode()
+    def metric(self, name: str, port: int = PORT, **labels: str) -> float:
+        """Sum over the label sets that have `labels` of what the engine tells, or who else listens at the port."""
+        text = self.get(port, "/metrics").decode()
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)

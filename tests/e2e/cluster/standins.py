@@ -168,13 +168,17 @@ class StandIns(Kube):
         """The condition of the pool once it has this reason."""
 
         def look() -> dict[str, Any] | None:
-            found: list[dict[str, Any]] = self.pool_status().get("conditions", [])
-            told = next((c for c in found if c["type"] == kind), {})
+            told = self.condition(kind)
             if told.get("reason") == reason:
                 return told
             raise ValueError(told)
 
         return wait_for(f"{kind} {reason}", look, 120)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """As the pool's status has it now; empty where it has none."""
+        found: list[dict[str, Any]] = self.pool_status().get("conditions", [])
+        return next((c for c in found if c["type"] == kind), {})
 
     def pool_status(self) -> dict[str, Any]:
         found = json.loads(self.kubectl("get", "kvp", NAME, "-o", "json").stdout)
@@ -218,6 +222,17 @@ class StandIns(Kube):
             return True
 
         wait_for(f"new pods have {image}", look, 60)
+
+
+def share(holder: Member, others: Sequence[Member], name: str, blocks: int) -> list[int]:
+    """A prompt that one computes and all others load from it, to the byte."""
+    tokens, held = prompt(name, blocks), holder.status().arena.blocks
+    assert ask(holder.pod.address, tokens) == Served(computed=blocks)
+    wait_for("its blocks", lambda: holder.status().arena.blocks >= held + blocks, 30)
+    for other in others:
+        other.wait_for_blocks(holder, held + blocks)
+        assert ask(other.pod.address, tokens) == Served(pool=blocks)
+    return tokens
 
 
 def wait_probed(members: Sequence[Member], *states: str) -> None:

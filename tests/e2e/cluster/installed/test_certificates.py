@@ -18,7 +18,7 @@ from standin_engine import prompt
 from cluster.chart import NAMESPACE, WEBHOOK, Chart
 from cluster.engines import Member
 from cluster.kube import wait_for
-from cluster.standins import Served, StandIns, ask
+from cluster.standins import Served, StandIns, ask, share
 from kvpool_contract.identity import ALPN, bundle_digest, parse_name
 from kvpool_contract.names import PEER_PORT
 from kvpool_operator.certificates.authority import new_authority
@@ -30,9 +30,10 @@ LEAF_SECONDS = 480  # with five minutes of the past: renewed after about a minut
 FOLLOWING_SECONDS = 240  # a kubelet brings a Secret or a ConfigMap into its pods within two minutes
 
 
-def condition(standins: StandIns, kind: str) -> tuple[str, str]:
-    found: dict[str, Any] = next((c for c in standins.pool_status().get("conditions", []) if c["type"] == kind), {})
-    return found.get("status", ""), found.get("reason", "")
+def certified(standins: StandIns) -> tuple[str, str]:
+    """What the pool's condition says of its certificates: status and reason."""
+    told = standins.condition("CertificatesReady")
+    return told.get("status", ""), told.get("reason", "")
 
 
 def peers_bundle(standins: StandIns) -> bytes:
@@ -57,7 +58,7 @@ def test_members_get_their_certificates_from_the_signer_and_share_over_tls_alone
         assert tls.bundle == tls.authority == bundle_digest(peers_bundle(standins))
         assert 0 < tls.not_after - time.time() <= 24 * 3600
         assert member.status().counters.get("connections_in_clear", 0) == 0
-    wait_for("the condition", lambda: condition(standins, "CertificatesReady") == ("True", "AllCertified"), 60)
+    wait_for("the condition", lambda: certified(standins) == ("True", "AllCertified"), 60)
     assert standins.wait_status(phase="Ready", ready="2/2")["tls"] == "Managed"
     # whoever has no certificate of the pool's is not answered, whatever it says first
     refused = first.status().counters.get("tls_refused_peer_no_certificate", 0)
@@ -93,26 +94,20 @@ def test_without_the_signer_what_runs_goes_on_and_a_newcomer_serves_alone_until_
     chart.scale_to(WEBHOOK, 0)
     try:
         # of the pods that run each still loads what the other computes
-        tokens = prompt("meanwhile", BLOCKS)
-        assert ask(first.pod.address, tokens) == Served(computed=BLOCKS)
-        second.wait_for_blocks(first, first.status().arena.blocks)
-        assert ask(second.pod.address, tokens) == Served(pool=BLOCKS)
+        tokens = share(first, [second], "meanwhile", BLOCKS)
         standins.core.create_namespaced_pod(standins.namespace, copy)
         (newcomer,) = (m for m in standins.wait_ready(3) if m.pod.name == copy["metadata"]["name"])
         status = newcomer.status()
         assert (status.state, status.reason) == ("Ready(degraded)", "no_certificate")
         assert (status.tls.state, status.tls.reason) == ("no_certificate", "signer_unreachable")
         assert ask(newcomer.pod.address, tokens) == Served(computed=BLOCKS)
-        wait_for("it is told", lambda: condition(standins, "CertificatesReady") == ("False", "NoCertificate"), 60)
+        wait_for("it is told", lambda: certified(standins) == ("False", "NoCertificate"), 60)
         standins.wait_status(phase="Degraded", ready="3/3")
     finally:
         chart.scale_to(WEBHOOK, 2)
     wait_for("its certificate", lambda: newcomer.status().tls.state == "ok", 180)
-    fresh = prompt("afterwards", BLOCKS)
-    assert ask(first.pod.address, fresh) == Served(computed=BLOCKS)
-    newcomer.wait_for_blocks(first, first.status().arena.blocks)
-    assert ask(newcomer.pod.address, fresh) == Served(pool=BLOCKS)
-    wait_for("all is well", lambda: condition(standins, "CertificatesReady") == ("True", "AllCertified"), 60)
+    share(first, [newcomer], "afterwards", BLOCKS)
+    wait_for("all is well", lambda: certified(standins) == ("True", "AllCertified"), 60)
 
 
 def injected_copy(standins: StandIns, member: Member) -> dict[str, Any]:

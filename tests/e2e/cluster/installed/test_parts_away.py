@@ -5,7 +5,6 @@ import time
 
 import pytest
 from kubernetes import client
-from prometheus_client.parser import text_string_to_metric_families
 from standin_engine import prompt
 
 from cluster import provider
@@ -119,8 +118,7 @@ def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_ru
 
 def gauge(member: Member, name: str) -> float:
     """Of the agent, read at the pod's address: a status would come through the API server."""
-    families = text_string_to_metric_families(member.get(WORKER_PORT, "/metrics").decode())
-    return next(sample.value for family in families for sample in family.samples if sample.name == name)
+    return member.metric(name, WORKER_PORT)
 
 
 def check(standins: StandIns, code: int, *what: str) -> str:

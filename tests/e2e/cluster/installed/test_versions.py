@@ -1,23 +1,11 @@
 """Agents of two versions in one pool, under engines whose clients are of either: sharing goes on among all of them."""
 
-from standin_engine import prompt
-
 from cluster.engines import Member
 from cluster.images import AGENT_IMAGE, EARLIER_IMAGE, IN_CLEAR
 from cluster.kube import wait_for
-from cluster.standins import NAME, Served, StandIns, ask
+from cluster.standins import NAME, StandIns, share
 
 BLOCKS = 8
-
-
-def share(holder: Member, others: list[Member], name: str) -> None:
-    """What one has computed all others load, to the byte."""
-    tokens, held = prompt(name, BLOCKS), holder.status().arena.blocks
-    assert ask(holder.pod.address, tokens) == Served(computed=BLOCKS)
-    wait_for("its blocks", lambda: holder.status().arena.blocks >= held + BLOCKS, 30)
-    for other in others:
-        other.wait_for_blocks(holder, held + BLOCKS)
-        assert ask(other.pod.address, tokens) == Served(pool=BLOCKS)
 
 
 def replace_agent(standins: StandIns, member: Member, image: str) -> None:
@@ -48,12 +36,12 @@ def test_agents_and_clients_of_two_versions_share_among_each_other(standins: Sta
     members = [first, second, third]
     assert standins.agent_images() == images(members, EARLIER_IMAGE, EARLIER_IMAGE, AGENT_IMAGE)
     for turn, holder in enumerate((first, third)):
-        share(holder, [m for m in members if m is not holder], f"mixed-{turn}")
+        share(holder, [m for m in members if m is not holder], f"mixed-{turn}", BLOCKS)
     # the other two pairs of client and agent, under the engines as they run
     replace_agent(standins, first, AGENT_IMAGE)
     replace_agent(standins, third, EARLIER_IMAGE)
     assert standins.agent_images() == images(members, AGENT_IMAGE, EARLIER_IMAGE, EARLIER_IMAGE)
     for turn, holder in enumerate(members):
-        share(holder, [m for m in members if m is not holder], f"crossed-{turn}")
+        share(holder, [m for m in members if m is not holder], f"crossed-{turn}", BLOCKS)
     assert [m.pod for m in standins.members() if m.pod.restarts] == []
     standins.wait_status(phase="Ready", ready="3/3")
