@@ -9,6 +9,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def orders(names: Sequence[str], rounds: int, seed: int = 1) -> Iterator[list[str]]:
@@ -37,9 +40,9 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def run(ways: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+def run(ways: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:
     """Every way once a round; what each returned, without the rounds that warm up."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, list[T]] = {name: [] for name in ways}
     for number, names in enumerate(orders(list(ways), rounds + warm_up)):
         for name in names:
             figure = ways[name]()

@@ -2,7 +2,6 @@
 
 import collections
 import os
-import resource
 import socket
 import ssl
 import statistics
@@ -64,28 +63,24 @@ def connect(pair: Pair, port: int) -> socket.socket:
     return pair.context(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(socket.create_connection(("127.0.0.1", port)))
 
 
-def handshakes(pair: Pair, port: int, count: int, cpu_of_source: Callable[[], float]) -> None:
+def handshakes(pair: Pair, port: int, count: int, cpu_seconds: Callable[[], float]) -> None:
     """Prints what a new connection to a member costs until its welcome: with all of the handshake, at an address that
-    was never dialled, and resumed."""
+    was never dialled, and resumed. cpu_seconds: of both ends, so far."""
     counts: collections.Counter[str] = collections.Counter()
 
     def note(word: str) -> None:
         counts[word] += 1
 
-    def cpu() -> float:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return used.ru_utime + used.ru_stime + cpu_of_source()
-
     dialer = Dialer(Identity(POOL, "sink", "1"), pair.transport(note))
     dialer.handshake(f"127.0.0.1:{port}")[0].close()
     for name in ("whole", "resumed"):
-        taken, before = [], cpu()
+        taken, before = [], cpu_seconds()
         for n in range(count):
             address = f"127.1.{n // 250}.{n % 250 + 1}" if name == "whole" else "127.0.0.1"
             began = time.perf_counter()
             connection, _ = dialer.handshake(f"{address}:{port}")
             taken.append(time.perf_counter() - began)
             connection.close()
-        used = (cpu() - before) / count
+        used = (cpu_seconds() - before) / count
         print(f"handshake, {name:8} {1000 * statistics.median(taken):6.2f} ms, {1000 * used:6.2f} CPU-ms of both ends")
     print(f"{counts['tls_resumed']} of {count} went on with an earlier session", flush=True)

@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -113,13 +114,8 @@ def main() -> None:
         def both(way: "Tier | Raw") -> tuple[float, float]:
             return way.write(), way.read()
 
-        found: dict[str, list[tuple[float, float]]] = {"tier": [], "raw": [], "A/A": []}
         ways = {"tier": tier, "raw": first, "A/A": second}
-        for number, names in enumerate(rounds.orders(list(ways), options.rounds + 1)):
-            for name in names:
-                figures = both(ways[name])
-                if number:
-                    found[name].append(figures)
+        found = rounds.run({name: partial(both, way) for name, way in ways.items()}, options.rounds)
         direct = tier.disk.tier._opened._folder.direct
         tier.disk.close()
         first.memory.release()

@@ -169,7 +169,7 @@ class Source:
 
     def handshakes(self, count: int) -> None:
         if self._pair is not None:
-            secured.handshakes(self._pair, int(self._address.rpartition(":")[2]), count, self._cpu_of_source)
+            secured.handshakes(self._pair, int(self._address.rpartition(":")[2]), count, self.cpu_seconds)
 
     def by_kvpool(self) -> None:
         list(self._threads.map(self._fetch, self._shares))
