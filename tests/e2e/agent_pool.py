@@ -16,12 +16,19 @@ from standin_engine import FULL_ATTENTION, HASH_BYTES, Served, StandInEngine, en
 
 from kvpool_client import wire
 from kvpool_client.groups import reference, to_header
+from kvpool_contract.names import block_key
 from kvpool_contract.status import AgentStatus, Event, decode_status
 
 WAIT_SECONDS = 20.0
 # a supervisor whose pause between workers does not grow, for tests that kill many of them
 IMPATIENT = ("-c", "from kvpool_agent import supervisor; supervisor.BACK_OFF = (0.05,); supervisor.main()")
 RAW_ROWS, RAW_ROW_BYTES = 8, 4096
+
+
+def block_name(engine_key: bytes, fingerprint: str) -> bytes:
+    """Under what name members know an engine's block. fingerprint: of its format, as a status has it."""
+    engine_hash, group = engine_key[:HASH_BYTES], int.from_bytes(engine_key[HASH_BYTES:], "big")
+    return block_key(engine_hash, group, bytes.fromhex(fingerprint))
 
 
 class Node:

@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent_pool import Node
+from agent_pool import Node, block_name
 from replica import LOOPBACK
-from standin_engine import HASH_BYTES, KEY_BYTES, block_bytes, engine_keys
+from standin_engine import block_bytes, engine_keys
 from trusted import transport
 
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.names import block_key
 
 
 @dataclass
@@ -25,9 +24,9 @@ class Audit:
 
 def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> Audit:
     """All blocks of the prompts that the node holds. Raises PeerError."""
-    fingerprint = bytes.fromhex(node.status().format)
+    fingerprint = node.status().format
     keys = list(dict.fromkeys(key for one in tokens for key in engine_keys(one)))
-    names = [block_key(key[:HASH_BYTES], int.from_bytes(key[HASH_BYTES:KEY_BYTES], "big"), fingerprint) for key in keys]
+    names = [block_name(key, fingerprint) for key in keys]
     dialer = Dialer(Identity("demo", "probe", "1"), transport(node.replica.pool, "probe"))
     found = Audit()
 
@@ -43,7 +42,7 @@ def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> Audit:
 
     address = f"{LOOPBACK}:{node.replica.peer_port}"
     try:
-        dialer.fetch(address, fingerprint, names, "demand", time.monotonic() + 20, land)
+        dialer.fetch(address, bytes.fromhex(fingerprint), names, "demand", time.monotonic() + 20, land)
     finally:
         dialer.close()
     return found

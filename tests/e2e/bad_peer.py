@@ -8,13 +8,14 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
+from agent_pool import block_name
 from replica import Pool
 from standin_engine import block_bytes, engine_keys, prompt
 from trusted import credentials, server_context
 
 from kvpool_agent.peer import frames
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.names import BLOCK_KEY_BYTES, block_key
+from kvpool_contract.names import BLOCK_KEY_BYTES
 
 ROW = 4096
 WAIT = 20.0
@@ -52,8 +53,7 @@ class BadPeer:
 
     def knows_tokens(self, tokens: Sequence[int]) -> None:
         for engine_key in engine_keys(tokens):
-            key = block_key(engine_key[:-4], int.from_bytes(engine_key[-4:], "big"), bytes.fromhex(self.fingerprint))
-            self.data[key] = block_bytes(engine_key, self.row_bytes)
+            self.data[block_name(engine_key, self.fingerprint)] = block_bytes(engine_key, self.row_bytes)
 
     def close(self) -> None:
         self.ended.set()

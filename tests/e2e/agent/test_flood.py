@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_pool import AgentPool, Node
+from agent_pool import AgentPool, Node, block_name
 from replica import LOOPBACK, MIB, wait_for
-from standin_engine import HASH_BYTES, Served, engine_keys, prompt
+from standin_engine import Served, engine_keys, prompt
 
 from kvpool_agent.engine_port.server import MAX_SESSIONS
 from kvpool_agent.peer import frames
@@ -20,7 +20,6 @@ from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.shares import CONNECTIONS, HANDSHAKES
 from kvpool_agent.policy.purposes import default_purposes
 from kvpool_client import wire
-from kvpool_contract.names import block_key
 
 ELSEWHERE = "127.0.0.9"  # the address that the flood comes from
 BLOCKS, MORE, FETCHES, SECONDS = 6, 20, 16, 20.0
@@ -122,7 +121,7 @@ def test_a_member_that_holds_streams_leaves_one_to_others(pool: AgentPool) -> No
     source.engine.serve(others)
     asker.until_sees(source)
     fingerprint, flood = source.status().format, Flood(source)
-    keys = b"".join(block_key(key[:HASH_BYTES], 0, bytes.fromhex(fingerprint)) for key in engine_keys(tokens))
+    keys = b"".join(block_name(key, fingerprint) for key in engine_keys(tokens))
     try:
         assert all(flood.greet() for _ in range(FETCHES))
         for connection in flood.open:

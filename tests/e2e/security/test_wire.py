@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from agent_pool import AgentPool, Node
+from agent_pool import AgentPool, Node, block_name
 from capture import Capture
 from signer import Signer, managed
-from standin_engine import HASH_BYTES, Served, block_bytes, engine_keys, prompt
+from standin_engine import Served, block_bytes, engine_keys, prompt
 
-from kvpool_contract.names import TEMPLATE_VARIABLE, block_key
+from kvpool_contract.names import TEMPLATE_VARIABLE
 
 MODEL, TEMPLATE, POOL = "planted-model-of-a-tenant", "planted-template", "planted-pool"
 BLOCKS, ROW = 8, 4096
@@ -37,8 +37,7 @@ def planted(nodes: list[Node], fingerprint: str, prompts: list[list[int]]) -> Pl
         names[f"incarnation {node.replica.name}"] = node.status().incarnation.encode()
     for n, tokens in enumerate(prompts):
         for i, key in enumerate(engine_keys(tokens)):
-            name = block_key(key[:HASH_BYTES], int.from_bytes(key[HASH_BYTES:], "big"), bytes.fromhex(fingerprint))
-            names[f"block key {n}.{i}"] = name
+            names[f"block key {n}.{i}"] = block_name(key, fingerprint)
             # every block's bytes, from its middle on too: not a header of them alone
             names[f"KV {n}.{i}"] = block_bytes(key, ROW)[:64]
             names[f"KV {n}.{i}, its end"] = block_bytes(key, ROW)[-64:]
