@@ -28,6 +28,15 @@ def neighbours(data: bytes) -> Iterator[bytes]:
         yield data[:place]
 
 
+def finds_the_planted_error(target: str, data: bytes) -> bool:
+    with PLANTS[target]():
+        try:
+            TARGETS[target](data)
+        except (AssertionError, ValueError, IndexError, struct.error):
+            return True
+    return False
+
+
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
@@ -45,13 +54,9 @@ def test_the_corpus_holds(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_neighbours_of_well_formed_inputs_hold_and_find_a_planted_error(target: str) -> None:
-    found = 0
+    found = False
     for data in (seed for seed in seeds()[target] if len(seed) <= LONGEST):
         for other in neighbours(data):
             TARGETS[target](other)
-            with PLANTS[target]():
-                try:
-                    TARGETS[target](other)
-                except (AssertionError, ValueError, IndexError, struct.error):
-                    found += 1
-    assert found > 0
+            found = found or finds_the_planted_error(target, other)
+    assert found
