@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "agent"), str(HERE.parent / "tests" / "e2e")]
+sys.path[:0] = [str(HERE.parent / part) for part in ("agent", "tests/e2e", "examples/demo")]
 
 import rounds  # noqa: E402
 from disk_slab import DiskSlab  # noqa: E402

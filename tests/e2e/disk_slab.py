@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from replica import wait_for
+
 from kvpool_agent.account import Account
 from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.fetch import InFlight, Wanted
@@ -24,10 +26,7 @@ def key(n: int) -> bytes:
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+    wait_for(what, true, seconds, 0.01)
 
 
 class DiskSlab:

@@ -28,6 +28,11 @@ def prompt(seed: int, length: int) -> list[int]:
     return [(seed * 7919 + i * 104_729 + seed * i) % 40_000 + 100 for i in range(length)]
 
 
+def small_prompt(seed: int, length: int) -> list[int]:
+    """The same for models of few token ids."""
+    return [token % 2000 + 10 for token in prompt(seed, length)]
+
+
 def ask(replica: Replica, tokens: Sequence[int], answer_tokens: int = 8) -> Outcome:
     """One request at temperature 0, with the log-probabilities of the 20 likeliest tokens at each place.
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, settle
-from engine.measured import prompt as long_prompt
+from engine.measured import BLOCK, by_source, settle, small_prompt
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 LENGTH = 2 * BLOCK + 5
@@ -22,7 +21,7 @@ LOADED = by_source(pool=2 * BLOCK, computed=5)
 
 
 def prompt(seed: int) -> list[int]:
-    return [token % 2000 + 10 for token in long_prompt(seed, LENGTH)]
+    return small_prompt(seed, LENGTH)
 
 
 @dataclass(frozen=True)

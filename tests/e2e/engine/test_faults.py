@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from engine.altering_member import AlteringMember, hot_list
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, Outcome, by_source, settle
-from engine.measured import prompt as long_prompt
+from engine.measured import BLOCK, Outcome, by_source, settle, small_prompt
 from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
 
 BLOCKS, TAIL = 6, 5
@@ -25,7 +24,7 @@ HOST_POOL = 4 * MIB  # 16 rows
 
 
 def prompt(seed: int, blocks: int = BLOCKS) -> list[int]:
-    return [token % 2000 + 10 for token in long_prompt(8000 + seed, blocks * BLOCK + TAIL)]
+    return small_prompt(8000 + seed, blocks * BLOCK + TAIL)
 
 
 def loaded(blocks: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from engine.forged import NO_BLOCK, Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, prompt, settle
+from engine.measured import BLOCK, by_source, settle, small_prompt
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 MAKE_HYBRID = Path(__file__).parent / "make_hybrid_model.py"
@@ -84,7 +84,7 @@ def places(
 def test_requests_that_make_way_for_each_other_are_answered_as_ever_and_counted_once(places: list[Place]) -> None:
     a, b = places
     case = a.case
-    prompts = [[token % 2000 + 10 for token in prompt(n, case.blocks * BLOCK + 9)] for n in (11, 12, 13)]
+    prompts = [small_prompt(n, case.blocks * BLOCK + 9) for n in (11, 12, 13)]
 
     def answers(place: Place, *asked: list[int], tokens: int = case.answer) -> dict[str, Any]:
         found: dict[str, Any] = place.engine.do("together", prompts=asked, answer_tokens=tokens)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, by_source
-from engine.measured import prompt as long_prompt
+from engine.measured import BLOCK, by_source, small_prompt
 from replica import MIB, Pool, Replica, Tools, wait_for
 from tenant_keys import sign_claim
 
@@ -27,7 +26,7 @@ TENANTS = ("acme", "umbrella")
 
 
 def prompt(seed: int) -> list[int]:
-    return [token % 2000 + 10 for token in long_prompt(seed, LENGTH)]
+    return small_prompt(seed, LENGTH)
 
 
 def signed(tenant: str, key: bytes = GATEWAY, seconds: int = 600) -> dict[str, str]:

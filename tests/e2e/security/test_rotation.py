@@ -1,42 +1,14 @@
 """Certificates and authorities that change under load: no load fails, and everybody ends with the new ones."""
 
-import threading
-
 from agent_pool import AgentPool, Node
 from authority import Authority, member_uri, write_identity
 from standin_engine import Served, prompt
+from under_load import Load
 
 from kvpool_contract.identity import bundle_digest
 
 BLOCKS, PROMPTS = 2, 120
-PAUSE_SECONDS = 0.15
-
-
-class Loading(threading.Thread):
-    """Loads one prompt after another from the other member, each once and so over the network, until it is told to
-    stop."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(daemon=True)
-        self._node = node
-        self._ended = threading.Event()
-        self.served: list[Served] = []
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            while not self._ended.wait(PAUSE_SECONDS) and len(self.served) < PROMPTS:  # a rate, not a wait
-                self.served.append(self._node.engine.serve(prompt(f"p{len(self.served)}", BLOCKS)))
-        except BaseException as error:  # noqa: BLE001 - shown by the test's thread
-            self.error = error
-
-    def __enter__(self) -> "Loading":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.join()
+PAUSE_SECONDS = 0.15  # a rate, not a wait
 
 
 def give(node: Node, by: Authority, *trusted: Authority) -> None:
@@ -58,7 +30,8 @@ def test_leaf_and_authority_change_under_load_without_a_failed_load(pool: AgentP
         a.engine.serve(prompt(f"p{n}", BLOCKS))
     a.until_blocks(PROMPTS * BLOCKS)
     b.until_sees(a)
-    with Loading(b) as loading:
+    # each prompt once, and so over the network
+    with Load(b, lambda n: prompt(f"p{n}", BLOCKS), PAUSE_SECONDS, PROMPTS) as load:
         # a new leaf; then a new authority: trusted first, signing next, alone at the end
         for step, digest in (
             (lambda node: give(node, old, old), bundle_digest(old.certificate)),
@@ -66,7 +39,7 @@ def test_leaf_and_authority_change_under_load_without_a_failed_load(pool: AgentP
             (lambda node: give(node, new, old, new), bundle_digest(old.certificate + new.certificate)),
             (lambda node: trust(node, new), bundle_digest(new.certificate)),
         ):
-            begun = len(loading.served)
+            begun = len(load.served)
             for node in (a, b):
                 before = node.status().tls
                 step(node)
@@ -76,17 +49,16 @@ def test_leaf_and_authority_change_under_load_without_a_failed_load(pool: AgentP
                         s.tls.bundle == digest and (s.tls.renewals > before.renewals or s.tls.bundle != before.bundle)
                     ),
                 )
-            assert loading.error is None
-            assert begun < len(loading.served)
-        last = len(loading.served)
+            assert load.errors == []
+            assert begun < len(load.served)
+        last = len(load.served)
         assert last < PROMPTS, "the load ended before the rotation did"
-        b.until("some more", lambda _: len(loading.served) >= min(last + 3, PROMPTS))
-    assert loading.error is None
-    assert loading.served == [Served(pool=BLOCKS)] * len(loading.served)
+        b.until("some more", lambda _: len(load.served) >= min(last + 3, PROMPTS))
+    assert load.served == [Served(pool=BLOCKS)] * len(load.served)
     for node in (a, b):
         status = node.status()
         assert (status.tls.state, status.tls.reason, status.tls.renewals) == ("ok", "", 2)
         assert status.tls.bundle == status.tls.authority == bundle_digest(new.certificate)
         assert {w: n for w, n in status.counters.items() if w.startswith("tls_refused_")} == {}
     assert b.status().misses == {}
-    assert b.status().transfers["demand_in"].blocks == len(loading.served) * BLOCKS
+    assert b.status().transfers["demand_in"].blocks == len(load.served) * BLOCKS
