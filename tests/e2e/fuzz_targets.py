@@ -157,7 +157,6 @@ class _Flows:
         self.account = Account()
         self.lookup = self.store = self.probe = self
         self.slabs = _Slabs()
-        self.load_seconds = 1.0
 
     def submit(self, slab: Any, *rest: Any) -> None:
         if len(rest) == 2:  # a lookup
@@ -174,8 +173,6 @@ class _Flows:
 
     def commit(self, *_: Any) -> None: ...
     def forget(self, *_: Any) -> None: ...
-    def end_session(self, *_: Any) -> None: ...
-    def session_ended(self, *_: Any) -> None: ...
 
     def expects(self, mark: str) -> bool:
         return False
@@ -224,8 +221,6 @@ class _Slab:
 
 
 class _Slabs:
-    current, asked_by_requests = None, False
-
     def usable(self, name: str) -> "_Slab | None":
         return None if name else _slab
 

@@ -45,7 +45,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.last_use: dict[int, int] = {}
         self.clock = 0
         self.reserved: list[int] = []
-        self.leases: dict[int, tuple[list[int], float, list[bool]]] = {}
+        self.leases: dict[int, tuple[list[int], float]] = {}
         self.doomed: list[tuple[int, set[int]]] = []  # dropped blocks and the leases that hold their slots
         self.judged: set[int] = set()  # orphans whose parent nobody holds
         self.spilled: list[Held] = []
@@ -57,7 +57,7 @@ class ArenaMachine(RuleBasedStateMachine):
         return set(self.foreign) - {PARENT[n] for n in self.foreign}
 
     def leased(self, n: int) -> bool:
-        return any(n in held for held, _, _ in self.leases.values())
+        return any(n in held for held, _ in self.leases.values())
 
     def free_for_writers(self) -> int:
         used = len(self.foreign) + len(self.reserved) + len(self.doomed) + len(self.spilled)
@@ -85,7 +85,7 @@ class ArenaMachine(RuleBasedStateMachine):
             self.judged |= {child for child in self.foreign if PARENT[child] == n}
 
     def expire(self) -> None:
-        for lease in [lease for lease, (_, end, _) in self.leases.items() if end <= self.now]:
+        for lease in [lease for lease, (_, end) in self.leases.items() if end <= self.now]:
             self.end(lease)
 
     def end(self, lease: int) -> None:
@@ -142,7 +142,7 @@ class ArenaMachine(RuleBasedStateMachine):
         for n in gone:
             unreachable = n in self.judged
             kind = "orphan" if unreachable else "replica" if self.foreign[n] else "owned"
-            SEEN.update([kind, *(["with children"] if n not in leaves else [])])
+            SEEN[kind] += 1
             self.forget(n, unreachable=unreachable)
         self.evicted += len(gone)
         assert not set(slots) & {each.slot for each in self.spilled}
@@ -169,7 +169,7 @@ class ArenaMachine(RuleBasedStateMachine):
         here = [n for n in chosen if n in self.foreign]
         for n in here:
             self.touch(n)
-        self.leases[lease] = (here, self.now + seconds, [])
+        self.leases[lease] = (here, self.now + seconds)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -189,10 +189,10 @@ class ArenaMachine(RuleBasedStateMachine):
     def drop(self, n: int) -> None:
         self.arena.drop(key(n))
         if n in self.foreign:
-            holders = {lease for lease, (held, _, _) in self.leases.items() if n in held}
+            holders = {lease for lease, (held, _) in self.leases.items() if n in held}
             for lease in holders:
-                held, end, more = self.leases[lease]
-                self.leases[lease] = ([each for each in held if each != n], end, more)
+                held, end = self.leases[lease]
+                self.leases[lease] = ([each for each in held if each != n], end)
             if holders:
                 self.doomed.append((n, holders))
             self.forget(n, unreachable=False)
@@ -239,7 +239,7 @@ class ArenaMachine(RuleBasedStateMachine):
         doomed = len(self.doomed)
         assert arena.used_slots == len(self.foreign) + len(self.reserved) + doomed + len(self.spilled) <= SLOTS
         assert arena.reserved_slots == len(self.reserved) + len(self.spilled)
-        assert arena.leased_blocks == len({n for held, _, _ in self.leases.values() for n in held}) + doomed
+        assert arena.leased_blocks == len({n for held, _ in self.leases.values() for n in held}) + doomed
         lease, found = arena.lease([key(n) for n in sorted(self.foreign)], self.now, 0.0)
         arena.release(lease)
         for n in sorted(self.foreign):

@@ -101,9 +101,7 @@ def test_what_keeps_an_engine_from_joining(change: dict[str, Any], reason: str |
     assert (obstacle[0] if obstacle else None) == reason
 
 
-def test_the_ranks_of_an_engine_share_the_bytes_of_the_host_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ranks_of_an_engine_share_the_bytes_of_the_host_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "identity_of_weights", lambda _: "weights")
     monkeypatch.setattr(configuration, "format_fields", lambda *_: {})
     for change, size in (({}, THREE_RANKS), (RANKS, THREE_RANKS // 2)):

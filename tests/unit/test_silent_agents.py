@@ -42,8 +42,6 @@ def test_pools_of_silent_agents_do_not_hold_up_one_whose_agents_answer(
         (member,) = await asking.ask([good])
         over = all(one.done() for one in others)
         await asyncio.gather(*others)
-        if hasattr(asking, "close"):
-            await asking.close()
         return member.error, over
 
     error, over = asyncio.run(scenario())

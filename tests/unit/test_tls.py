@@ -366,7 +366,7 @@ def threading_server(sock: socket.socket):  # type: ignore[no-untyped-def]
     return ThreadPoolExecutor(1).submit(context.wrap_socket, sock, server_side=True)
 
 
-def test_no_file_holds_the_key(tmp_path: Path, asker: Asker, source: Source) -> None:
+def test_no_file_holds_the_key(asker: Asker, source: Source) -> None:
     asker.fetch(source.address, 1)
     opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()]
     assert not [name for name in opened if "kvpool-leaf" in name]

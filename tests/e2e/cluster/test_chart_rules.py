@@ -20,11 +20,16 @@ STRATEGIC = "application/strategic-merge-patch+json"
 IN_PLACE_VALUE = "--set=agent.inPlaceUpdates=true"
 
 
-def rendered(kube: Kube, *values: str, version: str = "1.34.0") -> list[dict[str, Any]]:
-    """The chart's objects."""
+def render(kube: Kube, *values: str, version: str = "1.34.0") -> subprocess.CompletedProcess[str]:
+    """What helm makes of the chart, or says of it."""
     helm = str(kube.provided.programs / "helm")
     command = [helm, "template", RELEASE, str(CHART), "-n", HOME, "--kube-version", version, *values]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60)
+
+
+def rendered(kube: Kube, *values: str, version: str = "1.34.0") -> list[dict[str, Any]]:
+    """The chart's objects."""
+    done = render(kube, *values, version=version)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
@@ -110,17 +115,7 @@ def test_the_policy_is_there_where_the_api_server_knows_it(
 
 @pytest.mark.parametrize("without", [("--set=admissionPolicy.enabled=false",), ()], ids=["switched off", "unknown"])
 def test_agents_are_not_updated_in_place_without_the_policy(kube: Kube, without: tuple[str, ...]) -> None:
-    version = "1.34.0" if without else "1.29.9"
-    command = [
-        str(kube.provided.programs / "helm"),
-        "template",
-        RELEASE,
-        str(CHART),
-        "--kube-version",
-        version,
-        *without,
-    ]
-    done = subprocess.run([*command, IN_PLACE_VALUE], env=os.environ, capture_output=True, text=True, timeout=60)
+    done = render(kube, *without, IN_PLACE_VALUE, version="1.34.0" if without else "1.29.9")
     assert done.returncode != 0
     assert "agent.inPlaceUpdates needs admissionPolicy.enabled and Kubernetes 1.30" in done.stderr
 

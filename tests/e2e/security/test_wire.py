@@ -18,7 +18,7 @@ BLOCKS, ROW = 8, 4096
 
 @dataclass
 class Planted:
-    """What an eavesdropper must not find, by what it is. `frames`: words of the protocol itself."""
+    """What an eavesdropper must not find, by what it is."""
 
     names: dict[str, bytes]
 
