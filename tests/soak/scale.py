@@ -75,13 +75,14 @@ class Scale:
         self.note("memory, nothing there", f"{_rss(self.pid):.0f} MB")
         with self._told("pools made") as told:
             await self._make_pools()
-        self.note(f"{len(self.keys)} pools made, all with configuration and status", told())
+        self.note(f"{len(self.keys)} pools made, all with configuration and status", told(time.monotonic()))
         with self._told("pods started") as told:
             calls = await self.api.calls()
             await self._make_pods()
-            await asyncio.sleep(SETTLE_SECONDS)
+            shown = time.monotonic()
+            await asyncio.sleep(SETTLE_SECONDS)  # what follows of it is counted, too: calls and CPU
             made = of_the_controller(calls, await self.api.calls())
-        self.note(f"{self.options.pods} pods started, all shown ready", told())
+        self.note(f"{self.options.pods} pods started, all shown ready", told(shown))
         self.note(
             "calls to the API server per started pod", f"{sum(made.values()) / self.options.pods:.2f} ({_list(made)})"
         )
@@ -248,10 +249,11 @@ class Scale:
         await self.pools.until(wanted, lambda seen: seen.objects[key]["status"]["ready"] == wanted, PHASE_SECONDS)
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[Callable[[], str]]:
+    def _told(self, what: str) -> Iterator[Callable[[float], str]]:
+        """Gives what tells, of a time at which it was over, what it took."""
         print(time.strftime("%H:%M:%S"), what, flush=True)
         began, cpu = time.monotonic(), _cpu(self.pid)
-        yield lambda: f"{time.monotonic() - began:.1f} s, {_cpu(self.pid) - cpu:.1f} CPU-s, {_rss(self.pid):.0f} MB"
+        yield lambda over: f"{over - began:.1f} s, {_cpu(self.pid) - cpu:.1f} CPU-s, {_rss(self.pid):.0f} MB"
 
     def note(self, what: str, value: str) -> None:
         self.rows.append((what, value))

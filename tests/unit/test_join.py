@@ -209,16 +209,18 @@ class TestRegister:
 
     @pytest.mark.parametrize("text", ["", "{", '{"version": 7}'])
     def test_a_missing_or_bad_variable_leaves_the_engine_as_it_is(
-        self, arguments: Any, monkeypatch: pytest.MonkeyPatch, text: str
+        self, arguments: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch, text: str
     ) -> None:
         original = arguments.create_engine_config
         monkeypatch.setenv(settings.VARIABLE, text)
         join.register()
         assert arguments.create_engine_config is original
+        assert reports.reasons == (["client_config"] if text else [])
 
     def test_an_engine_without_the_expected_parts_is_left_alone(
-        self, arguments: Any, monkeypatch: pytest.MonkeyPatch
+        self, arguments: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(settings.VARIABLE, self.TEXT)
         monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.ModuleType("vllm.engine.arg_utils"))
         join.register()
+        assert reports.reasons == ["adapter_import_failed"]
