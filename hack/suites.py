@@ -57,7 +57,7 @@ def lint() -> Suite:
 
 
 def suites(action: str) -> list[Suite]:
-    unit = Suite("unit", 1, [pytest("tests/unit")])
+    unit = Suite("unit", 1, [pytest("tests/unit", "-n", "2")])
     # agents wait more than they compute; engines compute, so no two files of theirs run at a time
     engine = Suite(
         "engine",

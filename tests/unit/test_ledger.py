@@ -136,7 +136,7 @@ def test_threads_that_compete_for_a_thousand_jobs_end_each_of_them_once() -> Non
     draw.shuffle(order)
 
     def copies() -> None:
-        for job in range(jobs):
+        for job in sorted(loads):
             for key in KEYS:
                 if not ledger.begin_copy(job, 0.0):
                     break

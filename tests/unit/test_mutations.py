@@ -156,7 +156,7 @@ def bounded(limit: int) -> Iterator[None]:
 # -- sans-IO -------------------------------------------------------------------------------------------
 
 
-@examples(1500)
+@examples(400)
 @given(data=streams([*ENGINE_FRAMES, ATTACH]), cut=st.integers(1, 300))
 def test_the_engine_ports_decoder_yields_frames_or_one_wire_error(data: bytes, cut: int) -> None:
     decoder = wire.Decoder()
@@ -168,7 +168,7 @@ def test_the_engine_ports_decoder_yields_frames_or_one_wire_error(data: bytes, c
                 frame.verb  # noqa: B018 - must not raise either
 
 
-@examples(1500)
+@examples(400)
 @given(data=streams(PEER_FRAMES))
 def test_headers_between_agents_are_messages_or_one_frame_error(data: bytes) -> None:
     with contextlib.suppress(frames.FrameError):
@@ -234,7 +234,7 @@ def dialer() -> Iterator[Dialer]:
     made.close()
 
 
-@examples(400)
+@examples(100)
 @given(data=streams(PEER_FRAMES), greeted=st.booleans())
 def test_a_peer_server_fed_mutants_serves_others(
     server: PeerServer, dialer: Dialer, board: Board, data: bytes, greeted: bool
@@ -334,7 +334,7 @@ def test_an_attach_for_which_no_descriptor_is_left_leaves_nothing_behind(
     wait_for("the end", lambda: handler.sessions == 0 and in_use() <= before, 5, 0.01)
 
 
-@examples(400)
+@examples(100)
 @given(
     first=st.one_of(st.just(ATTACH), streams([ATTACH])),
     rest=st.one_of(st.just(b""), streams(ENGINE_FRAMES), st.sampled_from(ENGINE_FRAMES)),

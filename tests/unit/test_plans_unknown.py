@@ -5,7 +5,7 @@ from kvpool_client.plans import Answer, Plans, Summary
 
 HIT, MISS, RETRY = Answer.HIT, Answer.MISS, Answer.RETRY
 CHAIN = [b"k%d" % i + bytes(4) for i in range(4)]
-K0, K1, *_ = CHAIN
+K0, K1, _, K3, *_ = CHAIN
 WINDOWS = [b"w%d" % i + (7).to_bytes(4, "big") for i in range(4)]
 ROOM = 100
 

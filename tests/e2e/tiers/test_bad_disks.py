@@ -1,7 +1,7 @@
 """Real volumes that are full, read-only, frozen, gone or broken: the tier says which, nobody waits, and it comes back.
 
 Mounts of a tmpfs and of ext4 on a loop device. A frozen file system keeps writers in the kernel as a disk that hangs
-does; reads that hang are in tests/unit/test_disk_tier.py, by a folder whose calls hang.
+does; reads that hang are in tests/e2e/tiers/test_disk_tier.py, by a folder whose calls hang.
 """
 
 import ctypes
