@@ -106,6 +106,7 @@ def test_a_second_engine_that_is_refused_meanwhile_does_not_end_the_warm_up_of_t
     c = started(pool, "c", ONE, prewarm={"maxBytesPerSecond": 1 << 20})
     c.until("begun", lambda status: "warm_begin" in words(status))
     c.attach(row_bytes=row)
+    c.until("the attach counts", lambda status: status.state != "Starting")
     with closing(c.raw_session(row_bytes=row)) as second:
         assert second.receive().header["reason"] == "other_format"
     status = warm_before_attach(c, blocks)
