@@ -31,9 +31,9 @@ class Pair:
     key: bytes
     authorities: bytes
 
-    def transport(self, count: Callable[[str], None] = lambda _word: None) -> Tls:
+    def transport(self, count: Callable[[str], None] = lambda _word: None, pool: str = POOL) -> Tls:
         own = read_credentials(self.certificate, self.key, self.authorities)
-        return Tls(lambda: own, CertificateName(CLUSTER, K8S_NAMESPACE, POOL), count)
+        return Tls(lambda: own, CertificateName(CLUSTER, K8S_NAMESPACE, pool), count)
 
     def context(self, protocol: int) -> ssl.SSLContext:
         """A plain one with the same demands: TLS 1.3, certificates on both sides."""
@@ -49,9 +49,9 @@ class Pair:
         return context
 
 
-def pairs(*members: str) -> list[Pair]:
+def pairs(*members: str, pool: str = POOL) -> list[Pair]:
     authority = Authority()
-    return [Pair(*authority.leaf(member_uri(POOL, member)), authority.certificate) for member in members]
+    return [Pair(*authority.leaf(member_uri(pool, member)), authority.certificate) for member in members]
 
 
 def accept(pair: Pair) -> Callable[[socket.socket], socket.socket]:

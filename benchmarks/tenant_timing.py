@@ -1,8 +1,9 @@
 """Whether the time of an answer tells who lacks a cache namespace's key what lies in it.
 
-    python benchmarks/tenant_timing.py [--samples 20000]
+    python benchmarks/tenant_timing.py [--samples 20000] [--clear]
 
-One member holds blocks of a tenant. Questions are timed at the asker, in an order drawn anew for each round:
+Inside TLS, as members talk, or with --clear without it. One member holds blocks of a tenant. Questions are timed at the
+asker, in an order drawn anew for each round:
 
     held      unentitled, about blocks that the member holds
     absent    unentitled, about blocks that nobody holds
@@ -31,6 +32,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "agent"), str(HERE.parent / "tests" / "e2e"), str(HERE.parent / "examples" / "demo")]
 
 import rounds  # noqa: E402
+import secured  # noqa: E402
 from local_member import POOL, LocalMember, bytes_of  # noqa: E402
 from tenant_keys import ACME, ACME_ID, PUBLIC, PUBLIC_ID, acme, keyring  # noqa: E402
 
@@ -38,6 +40,7 @@ from kvpool_agent.peer import frames  # noqa: E402
 from kvpool_agent.peer.connection import Connection  # noqa: E402
 from kvpool_agent.peer.dial import Dialer, Identity  # noqa: E402
 from kvpool_agent.peer.entitlement import Entitlement  # noqa: E402
+from kvpool_agent.peer.tls import CLEAR  # noqa: E402
 from kvpool_agent.store.tag import tag_of  # noqa: E402
 
 BLOCKS = 64
@@ -90,13 +93,19 @@ def least_delay(times: Sequence[float], samples: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=20_000)
-    samples = parser.parse_args().samples
+    parser.add_argument("--clear", action="store_true", help="without TLS")
+    options = parser.parse_args()
+    samples, who = options.samples, ("member", "asker", "stranger")
+    if options.clear:
+        transports = dict.fromkeys(who, CLEAR)
+    else:
+        pairs = zip(who, secured.pairs(*who, pool=POOL), strict=True)
+        transports = {name: pair.transport(pool=POOL) for name, pair in pairs}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "members").touch()
-        member = LocalMember(
-            "member", place / "members", keyring=keyring(place, "member", public=[PUBLIC], acme=[ACME])
-        )
+        held_by_member = keyring(place, "member", public=[PUBLIC], acme=[ACME])
+        member = LocalMember("member", place / "members", keyring=held_by_member, transport=transports["member"])
         slab, held = acme(member), names("held")
         for space in (slab, member.slab):  # as many blocks in the one that answers for the other
             for key in held if space is slab else names("public"):
@@ -108,8 +117,8 @@ def main() -> None:
         for name, space in zip((PUBLIC_ID, ACME_ID), ring.spaces, strict=True):
             ring.register(name, space)
         proof = Entitlement(ring, ("asker", "inc"))
-        entitled = Dialer(Identity(POOL, "asker", "inc"), entitlement=proof)
-        stranger = Dialer(Identity(POOL, "stranger", "inc"))
+        entitled = Dialer(Identity(POOL, "asker", "inc"), transports["asker"], proof)
+        stranger = Dialer(Identity(POOL, "stranger", "inc"), transports["stranger"])
         absent, unheard = names("absent"), b"u" * 16
 
         def way(who: Dialer, slab: bytes, keys: Sequence[bytes]) -> Callable[[], float]:
@@ -128,7 +137,8 @@ def main() -> None:
         }
         found = rounds.run(ways, samples, warm_up=200)
         member.kill()
-    print(f"{rounds.machine()}; {samples} questions each way, {BLOCKS} blocks each")
+    inside = "in clear" if options.clear else "inside TLS"
+    print(f"{rounds.machine()}; {samples} questions each way {inside}, {BLOCKS} blocks each")
     for name, times in found.items():
         print(f"  {name:<12} median {statistics.median(times) * 1e6:8.1f} us   p99 {rounds.p99(times) * 1e6:8.1f} us")
     for one, other in (

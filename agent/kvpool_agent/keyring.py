@@ -1,7 +1,9 @@
 """The keys of the cache namespaces that this agent holds, read from the files that they are mounted as.
 
 Files are read again every second, so a new epoch holds without a restart; of a file that vanishes or can't be used the
-last keys stay. A key is here, and in what is derived from it, and nowhere else: no log, status or error tells of it.
+last keys stay. In a pod that an earlier version has injected they lie in another folder than the configuration says; it
+is looked into only where nothing is mounted in the present one, since the engine may write beside it. A key is here,
+and in what is derived from it, and nowhere else: no log, status or error tells of it.
 """
 
 import logging
@@ -11,7 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvpool_contract.config import AgentConfig, CacheNamespace
-from kvpool_contract.tenants import MAX_KEY_FILE, KeyFileError, key_for, parse_keys
+from kvpool_contract.tenants import (
+    FORMER_KEYS_FOLDER,
+    KEYS_FOLDER,
+    MAX_KEY_FILE,
+    KeyFileError,
+    key_for,
+    parse_keys,
+)
 
 log = logging.getLogger("kvpool.keys")
 
@@ -114,7 +123,7 @@ class Keyring:
     def _read(self, file: str, before: str, whose: str) -> tuple[tuple[bytes, ...] | None, str]:
         """The keys where they are others than before, and what is wrong with the file."""
         try:
-            with Path(file).open("rb") as opened:
+            with _mounted(Path(file)).open("rb") as opened:
                 data = opened.read(MAX_KEY_FILE)
             keys = None if data == self._seen.get(file) else parse_keys(data)
             self._seen[file] = data
@@ -124,3 +133,10 @@ class Keyring:
                 log.warning("key file %s (%s): %s", file, whose, problem)
             return None, problem
         return keys, ""
+
+
+def _mounted(file: Path) -> Path:
+    """Where this key file lies in this pod."""
+    if str(file.parent) == KEYS_FOLDER and not file.parent.is_dir():
+        return Path(FORMER_KEYS_FOLDER, file.name)
+    return file

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 
 from kvpool_contract.names import FINGERPRINT_BYTES
 
+# Where an agent's keys are mounted: not below /run/kvpool, which the engine mounts, too, and may write to; there, as
+# FORMER_KEYS_FOLDER, they lay in pods that an earlier version has injected.
+KEYS_FOLDER, FORMER_KEYS_FOLDER = "/kvpool/keys", "/var/run/kvpool/keys"
 MAX_CACHE_NAMESPACES = 16
 MAX_EPOCHS = 2
 MIN_KEY_BYTES, MAX_KEY_BYTES = 32, 64

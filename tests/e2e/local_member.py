@@ -27,6 +27,7 @@ from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.peer.tls import CLEAR, Transport
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
 from kvpool_agent.policy.groups import groups_of
 from kvpool_agent.policy.homes import SETTLE_SECONDS
@@ -68,9 +69,10 @@ class LocalMember:
         announces: bool = True,
         directory: bool = True,
         keyring: Keyring | None = None,
+        transport: Transport = CLEAR,
     ) -> None:
         """announces: whether it tells what it holds by itself. directory: without it it is of version 1. keyring: the
-        keys of its cache namespaces, none where it is None."""
+        keys of its cache namespaces, none where it is None. transport: TLS, or in clear."""
         self.uid, self.ready, self.withdrawn = uid, True, False
         self._seeds, self._announces = members, announces
         identity = Identity(POOL, uid, secrets.token_hex(8))
@@ -80,7 +82,7 @@ class LocalMember:
         self.slabs = Slabs(ArenaMemory.anonymous(slots * (SLOT + SLOT_HEADER_BYTES) + HEADERS), 0.0, keyring)
         self.slab = self.slabs.open(FORMAT, FIELDS, SLOT)
         entitlement = Entitlement(keyring, self.life)
-        self.dialer = Dialer(identity, entitlement=entitlement)
+        self.dialer = Dialer(identity, transport, entitlement)
         self.breakers = Breakers(self.account)
         self.members = MemberView(
             Members(file=str(members)), self.dialer, uid, self._gone, self.breakers.forget, FORMAT.hex
@@ -100,7 +102,7 @@ class LocalMember:
         probe = ProbeFlow(0, self.members, self.dialer, self.account, lambda: None)
         source = OwnBlocks(identity, self.slabs, Reading(self.account), self._state, probe)
         own = OwnDirectory(identity, self.slabs, source, self.entries, self.members) if directory else None
-        self.server = PeerServer("127.0.0.1", 0, source, own, entitlement=entitlement)
+        self.server = PeerServer("127.0.0.1", 0, source, own, transport=transport, entitlement=entitlement)
         self.address = f"127.0.0.1:{self.server.port}"
 
     def start(self, *, seed: bool = True) -> "LocalMember":

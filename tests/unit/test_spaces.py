@@ -73,11 +73,11 @@ def test_agents_are_told_of_all_and_of_no_key() -> None:
     made = config_map(pool(), trust=Trust("cluster", "signer:443", "peers", "signers"))
     config = decode_config(made["data"]["agent.json"].encode()).config
     assert [(s.name, s.keyFile, s.tenant, s.memoryPercent) for s in config.cacheNamespaces] == [
-        ("public", "/var/run/kvpool/keys/public", "", 0),
-        ("acme", "/var/run/kvpool/keys/acme", "acme-inc", 20),
-        ("umbrella", "/var/run/kvpool/keys/umbrella", "", 10),
+        ("public", "/kvpool/keys/public", "", 0),
+        ("acme", "/kvpool/keys/acme", "acme-inc", 20),
+        ("umbrella", "/kvpool/keys/umbrella", "", 10),
     ]
-    assert (config.requestNamespace, config.gatewayKeyFile) == ("Signed", "/var/run/kvpool/keys/gateway.key")
+    assert (config.requestNamespace, config.gatewayKeyFile) == ("Signed", "/kvpool/keys/gateway.key")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_pod_gets_the_keys_of_the_default_one_and_of_those_that_select_it_and_
     assert mounted(spec) == {name: files[name] for name in ("public", *held, "gateway.key")}
     agent = next(c for c in spec["initContainers"] if c["name"] == "kvpool-agent")
     assert {"name": "KVPOOL_CACHE_NAMESPACES", "value": ",".join(held)} in agent["env"]
-    assert {"name": "kvpool-keys", "mountPath": "/var/run/kvpool/keys", "readOnly": True} in agent["volumeMounts"]
+    assert {"name": "kvpool-keys", "mountPath": "/kvpool/keys", "readOnly": True} in agent["volumeMounts"]
 
 
 def test_the_keys_are_in_the_agent_alone_and_the_plug_in_knows_that_requests_may_choose() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tenant_keys import sign_claim
 
+from kvpool_agent import keyring
 from kvpool_agent.keyring import Keyring
 from kvpool_contract.config import AgentConfig, CacheNamespace, ConfigError, Members, Tls, decode_config, encode_config
 from kvpool_contract.tenants import (
@@ -194,6 +195,24 @@ def test_a_key_file_that_comes_later_or_changes_is_taken_over_and_one_that_goes_
         assert (
             key.hex() not in told and base64.b64encode(key).decode() not in caplog.text and repr(key) not in caplog.text
         )
+
+
+@pytest.mark.parametrize("mounted", ["", "keys", "former", "both"])
+def test_keys_of_a_pod_that_an_earlier_version_has_injected_are_found_where_it_has_mounted_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: str
+) -> None:
+    """There alone: where the present folder is mounted the former one, where the engine may write, does not count."""
+    for name, key in (("keys", KEY), ("former", OLDER)):
+        monkeypatch.setattr(keyring, f"{'FORMER_' * (name == 'former')}KEYS_FOLDER", str(tmp_path / name))
+        if mounted in (name, "both"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "public").write_bytes(text(key))
+    ring = Keyring(config(tmp_path / "keys", "public"))
+    found = {"": (), "former": (OLDER,)}.get(mounted, (KEY,))
+    assert ring.default.names == tuple(key_for(key, "block names") for key in found)
+    if mounted == "both":
+        (tmp_path / "keys" / "public").unlink()
+        assert Keyring(config(tmp_path / "keys", "public")).default.names == ()
 
 
 def test_a_pod_holds_the_default_one_and_those_that_it_may(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from kvpool_contract.config import (
     encode_config,
 )
 from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_object_name
+from kvpool_contract.tenants import KEYS_FOLDER
 from kvpool_operator.desired.pool import KVCachePool
-from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, KEYS_DIR, agent_spaces
+from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, agent_spaces
 from kvpool_operator.desired.trust import Trust, agent_tls, authorities, needs_trust
 
 PEER_PORT_NAME = "kvpool-peer"
@@ -76,7 +77,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
         generation=generation,
         cacheNamespaces=agent_spaces(spec.cache_namespaces),
         requestNamespace=spec.request_namespace,
-        gatewayKeyFile=f"{KEYS_DIR}/{GATEWAY_KEY_FILE}" if spec.gateway_key_secret_ref.name else "",
+        gatewayKeyFile=f"{KEYS_FOLDER}/{GATEWAY_KEY_FILE}" if spec.gateway_key_secret_ref.name else "",
     )
 
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvpool_contract.config import CacheNamespace as AgentCacheNamespace
-from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, NAME_PATTERN, is_name
+from kvpool_contract.tenants import KEYS_FOLDER, MAX_CACHE_NAMESPACES, NAME_PATTERN, is_name
 from kvpool_operator.desired.parts import Part, PoolError, field
 
 KEYS_SECRET = "kvpool-keys"  # noqa: S105 (a name)
-KEYS_DIR, GATEWAY_KEY_FILE = "/var/run/kvpool/keys", "gateway.key"
+GATEWAY_KEY_FILE = "gateway.key"
 MAX_PERCENT = 95
 MAX_SELECTED = 16
 SECRET_NAME = r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$"  # noqa: S105
@@ -151,7 +151,7 @@ def agent_spaces(spaces: Sequence[CacheNamespace]) -> tuple[AgentCacheNamespace,
     return tuple(
         AgentCacheNamespace(
             name=space.name,
-            keyFile=f"{KEYS_DIR}/{space.name}",
+            keyFile=f"{KEYS_FOLDER}/{space.name}",
             tenant=space.tenant,
             memoryPercent=space.quota.memory_percent,
         )

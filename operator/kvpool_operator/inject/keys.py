@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvpool_contract.names import CACHE_NAMESPACES_VARIABLE
+from kvpool_contract.tenants import KEYS_FOLDER
 from kvpool_operator.desired.pool import KVCachePool
-from kvpool_operator.desired.spaces import KEYS_DIR, held_by, key_sources
+from kvpool_operator.desired.spaces import held_by, key_sources
 from kvpool_operator.inject.edits import Edits
 
 KEYS_VOLUME = "kvpool-keys"
@@ -23,5 +24,5 @@ def mount_keys(edits: Edits, agent: dict[str, Any], pool: KVCachePool, labels: M
         return
     sources = key_sources(pool.metadata.name, held, spec.gateway_key_secret_ref)
     edits.add(("spec", "volumes"), {"name": KEYS_VOLUME, "projected": {"sources": sources}})
-    agent["volumeMounts"].append({"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True})
+    agent["volumeMounts"].append({"name": KEYS_VOLUME, "mountPath": KEYS_FOLDER, "readOnly": True})
     agent["env"].append({"name": CACHE_NAMESPACES_VARIABLE, "value": ",".join(space.name for space in held[1:])})

@@ -1,4 +1,5 @@
-"""Cache namespaces between real agents: a key is rotated under load and no load fails; a restart keeps them apart."""
+"""Cache namespaces between real agents, inside TLS: a key is rotated under load and no load fails; a restart keeps them
+apart."""
 
 import base64
 import itertools
@@ -102,6 +103,7 @@ def test_a_key_is_rotated_under_load_and_no_load_fails(pool: AgentPool, tmp_path
     for node in (a, b):
         status = node.status()
         assert status.misses.keys() <= {"never_published"}
+        assert (status.tls.state, status.counters.get("connections_in_clear", 0)) == ("ok", 0)
         assert status.counters.get("tag_failures", 0) == 0
     assert b.status().counters["renamed_blocks"] >= BLOCKS
 

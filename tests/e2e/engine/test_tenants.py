@@ -1,5 +1,5 @@
-"""Two tenants on one real engine and on two: nothing is shared across, everything within, in the engine's own caches
-and in the pool; and clients that name somebody else's tenant, under each `requestNamespace`."""
+"""Two tenants on one real engine and on two, agents inside TLS: nothing is shared across, everything within, in the
+engine's own caches and in the pool; and clients that name somebody else's tenant, under each `requestNamespace`."""
 
 import base64
 import time
@@ -127,6 +127,10 @@ def test_on_two_engines_tenants_share_nothing_across_and_everything_within(place
     assert c.tokens(tokens, {CLAIM: "acme"}) == LOADED
     assert c.tokens(tokens) == LOADED  # the default one's, from B
     assert a.tokens(tokens, signed("umbrella")) == LOADED
+    for place in (a, b, c):  # and no byte of it went in clear
+        status = place.replica.status()
+        assert (status["tls"]["mode"], status["tls"]["state"]) == ("Files", "ok")
+        assert status["counters"].get("connections_in_clear", 0) == 0 < status["counters"]["tls_dialed"]
     status = a.replica.status()
     assert [(space["name"], space["keys"], space["problem"]) for space in status["cache_namespaces"]] == [
         ("public", 1, ""), ("acme", 1, ""), ("umbrella", 1, ""),

@@ -3,7 +3,10 @@ probes, command lines, environments. Also where it is given nonsense in their pl
 
 import base64
 import json
+import os
+import resource
 import secrets
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from signer import Signer, managed
 from standin_engine import Served, prompt
 
 BLOCKS = 6
+CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 LEAK = (
     "import logging\n"
     "from kvpool_agent.keyring import Space\n"
@@ -24,6 +28,10 @@ LEAK = (
     "    take(self, keys)\n"
     "Space.take = told\n"
 )
+LIMITLESS = (
+    "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1))\nresource.setrlimit = lambda *_: None\n"
+)
+FORBIDS_NOTHING = "from kvpool_agent import core_dumps\ncore_dumps.forbid = lambda: None\n"
 
 
 def forms(secret: bytes) -> Iterable[bytes]:
@@ -109,6 +117,32 @@ def test_the_search_finds_what_an_agent_lets_out(pool: AgentPool, tmp_path: Path
     node = pool.node("a", **keys(tmp_path, planted)).patched(LEAK).start().attach()
     assert node.engine.serve(prompt("p", 1)) == Served(computed=1)
     assert sorted(set(search(said(node), planted))) == [("acme", "log"), ("public", "log")]
+
+
+@pytest.mark.skipif(
+    "/" in (pattern := CORE_PATTERN.read_text()) or "|" in pattern,
+    reason=f"core dumps of this machine go elsewhere ({CORE_PATTERN})",
+)
+@pytest.mark.parametrize("forbids", [True, False])
+def test_a_running_agent_that_crashes_leaves_no_dump(pool: AgentPool, forbids: bool) -> None:
+    """Where no limit is asked, as on a node that pipes dumps to a program: the limit can't be set there."""
+    node = pool.node("a").patched(LIMITLESS + ("" if forbids else FORBIDS_NOTHING)).start().attach()
+    supervisor, before = node.replica.agent_process, node.status().incarnation
+    assert supervisor is not None
+    folder = Path(f"/proc/{supervisor.pid}/cwd").readlink()  # where a dump would lie
+    assert Path(f"/proc/{node.replica.worker_pid()}/cwd").readlink() == folder
+    os.kill(node.replica.worker_pid(), signal.SIGABRT)
+    node.until_restarted(before)
+    os.kill(supervisor.pid, signal.SIGABRT)
+    assert supervisor.wait(20) == -signal.SIGABRT
+    assert bool(list(folder.iterdir())) is not forbids
+
+
+def test_agents_ask_for_no_dump_at_all(pool: AgentPool) -> None:
+    node = pool.node("a").start()
+    assert node.replica.agent_process is not None
+    for pid in (node.replica.agent_process.pid, node.replica.worker_pid()):
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
 
 
 @pytest.mark.parametrize("written", [str, bytes.hex, lambda s: base64.b64encode(b"xy" + s + b"z").decode(), list])
