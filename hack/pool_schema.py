@@ -19,7 +19,7 @@ from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.desired.spaces import LABEL_VALUE, LabelValue
 from kvpool_operator.desired.spaces import RULES as SPACE_RULES
 from kvpool_operator.desired.status import PoolStatus
-from kvpool_operator.desired.tiers import EXCLUDED, KEYED, NO_SIZE
+from kvpool_operator.desired.tiers import EXCLUDED, NO_SIZE
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"
 QUANTITY_LENGTH = 32  # characters
@@ -49,13 +49,6 @@ RULES = {
             "agent.resources.limits.memory has no room for the arena of tiers.memory.size; raise it, or lower that",
         ),
         *SPACE_RULES,
-        (
-            "!has(self.cacheNamespaces) || size(self.cacheNamespaces) == 0 || !has(self.tiers) || "
-            "!has(self.tiers.disk) || ((!has(self.tiers.disk.podVolume) || self.tiers.disk.podVolume == '') && "
-            "(!has(self.tiers.disk.size) || !isQuantity(string(self.tiers.disk.size)) || "
-            "quantity(string(self.tiers.disk.size)).compareTo(quantity('0')) <= 0))",
-            f"tiers.disk: {KEYED}",
-        ),
     ],
     "spec.tiers.disk": [
         (

@@ -95,7 +95,7 @@ class Agent:
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
-        self._disk = DiskTier(config.disk, self._account, lambda: self._slabs.current)
+        self._disk = DiskTier(config.disk, self._account, lambda: self._slabs.all, self._keyring)
         eviction, owned, below = config.eviction, config.ownedPercent, self._disk if config.disk.path else None
         self._slabs = Slabs(memory, writable_at, self._keyring, below, eviction=eviction, owned_percent=owned)
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None

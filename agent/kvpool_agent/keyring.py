@@ -36,6 +36,7 @@ class Space:
         self.percent = described.memoryPercent if described is not None else 0
         self.keyed = described is not None
         self.names: tuple[bytes, ...] = () if self.keyed else (b"",)
+        self.files: tuple[bytes, ...] = ()  # the keys that its files are sealed under, in the same order
         self.proofs: tuple[bytes, ...] = ()  # the keys by which members prove to each other that they hold the key
         self.problem = ""
 
@@ -48,6 +49,7 @@ class Space:
         """Goes over to these keys, that of the epoch of now first."""
         # what is proved comes first: nobody is taken to hold a key that names are made of already
         self.proofs = tuple(key_for(key, "entitlement") for key in keys)
+        self.files = tuple(key_for(key, "files") for key in keys)
         self.names = tuple(key_for(key, "block names") for key in keys)
 
 

@@ -120,7 +120,7 @@ class CacheNamespace(msgspec.Struct, frozen=True):
 class Disk(msgspec.Struct, frozen=True):
     """The disk tier. `state`: none (not configured), opening (its files are being looked through), ready or degraded:
     no disk tier now, `reason` says why, it is tried again. Ready with a reason: disk_full, it keeps to what it has.
-    Its byte limit, bytes of its files, blocks and files."""
+    Its byte limit, bytes of its files, blocks and files; whether these are sealed under keys of cache namespaces."""
 
     state: str = "none"
     reason: str = ""
@@ -128,6 +128,7 @@ class Disk(msgspec.Struct, frozen=True):
     used_bytes: int = 0
     blocks: int = 0
     files: int = 0
+    sealed: bool = False
 
 
 class Directory(msgspec.Struct, frozen=True):

@@ -25,10 +25,11 @@ IMPATIENT = ("-c", "from kvpool_agent import supervisor; supervisor.BACK_OFF = (
 RAW_ROWS, RAW_ROW_BYTES = 8, 4096
 
 
-def block_name(engine_key: bytes, fingerprint: str) -> bytes:
-    """Under what name members know an engine's block. fingerprint: of its format, as a status has it."""
+def block_name(engine_key: bytes, fingerprint: str, names: bytes = b"") -> bytes:
+    """Under what name members know an engine's block. fingerprint: of its format, as a status has it. names: the cache
+    namespace's key of names."""
     engine_hash, group = engine_key[:HASH_BYTES], int.from_bytes(engine_key[HASH_BYTES:], "big")
-    return block_key(engine_hash, group, bytes.fromhex(fingerprint))
+    return block_key(engine_hash, group, bytes.fromhex(fingerprint), names)
 
 
 class Node:

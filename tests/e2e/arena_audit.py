@@ -9,8 +9,11 @@ from replica import LOOPBACK
 from standin_engine import block_bytes, engine_keys
 from trusted import transport
 
+from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.store.tag import tag_of
+from kvpool_contract.tenants import slab_id
 
 
 @dataclass
@@ -22,12 +25,16 @@ class Audit:
     wrong: int = 0
 
 
-def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> Audit:
-    """All blocks of the prompts that the node holds. Raises PeerError."""
-    fingerprint = node.status().format
+def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int, keyring: Keyring | None = None) -> Audit:
+    """All blocks of the prompts that the node holds, in the default cache namespace. keyring: where that has a key.
+    Raises PeerError."""
+    fingerprint, ring = node.status().format, keyring or Keyring()
     keys = list(dict.fromkeys(key for one in tokens for key in engine_keys(one)))
-    names = [block_name(key, fingerprint) for key in keys]
-    dialer = Dialer(Identity("demo", "probe", "1"), transport(node.replica.pool, "probe"))
+    names = [block_name(key, fingerprint, ring.default.names[0]) for key in keys]
+    slab = slab_id(bytes.fromhex(fingerprint), ring.default.name) if ring.keyed else bytes.fromhex(fingerprint)
+    ring.register(slab, ring.default)
+    entitlement = Entitlement(ring, ("probe", "1"))
+    dialer = Dialer(Identity("demo", "probe", "1"), transport(node.replica.pool, "probe"), entitlement)
     found = Audit()
 
     def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
@@ -42,14 +49,14 @@ def audit(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> Audit:
 
     address = f"{LOOPBACK}:{node.replica.peer_port}"
     try:
-        dialer.fetch(address, bytes.fromhex(fingerprint), names, "demand", time.monotonic() + 20, land)
+        dialer.fetch(address, slab, names, "demand", time.monotonic() + 20, land)
     finally:
         dialer.close()
     return found
 
 
-def held_by(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int) -> int:
+def held_by(node: Node, tokens: Sequence[Sequence[int]], row_bytes: int, keyring: Keyring | None = None) -> int:
     """How many blocks of the prompts the node has, all of them with the bytes that computing them gives."""
-    found = audit(node, tokens, row_bytes)
+    found = audit(node, tokens, row_bytes, keyring)
     assert found == Audit(right=found.right)
     return found.right

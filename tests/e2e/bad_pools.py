@@ -15,7 +15,6 @@ NO_NAME = (
     "'-', a letter first and no '-' last"
 )
 QUANTITY = "is no quantity; write a number with a unit, such as 500Mi or 4Gi"
-IN_CLEAR = "blocks of cacheNamespaces would lie there in clear; leave out one of the two"
 NO_TEXT = "is neither text nor a whole number; write it as text, such as '500m' or '2Gi'"
 UNKNOWN = "unknown field"
 PUBLIC = {"name": "public"}
@@ -236,8 +235,6 @@ BAD_POOLS = [
             ("requestNamespace", NOTHING_TO_CHOOSE, {"requestNamespace": "TrustGateway"}),
             ("gatewayKeySecretRef", GATEWAY, {"cacheNamespaces": [PUBLIC], "requestNamespace": "Signed"}),
             ("gatewayKeySecretRef", GATEWAY, {"gatewayKeySecretRef": {"name": "gateway"}}),
-            ("tiers.disk", IN_CLEAR, {"cacheNamespaces": [PUBLIC], "tiers": {"disk": {"size": "1Gi"}}}),
-            ("tiers.disk", IN_CLEAR, {"cacheNamespaces": [PUBLIC], "tiers": {"disk": {"podVolume": "models"}}}),
         )
     ),
     BadPool(

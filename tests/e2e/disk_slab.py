@@ -3,19 +3,21 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.fetch import InFlight, Wanted
+from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.disk.folder import FOLDER
 from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Disk
+from kvpool_contract.config import CacheNamespace, Disk
 
 FORMAT = b"f" * 16
 MIB = 1 << 20
@@ -30,14 +32,29 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 30.0) -> No
 
 
 class DiskSlab:
-    """`slots` slots of `slot_bytes`, and a disk tier in the folder."""
+    """`slots` slots of `slot_bytes`, and a disk tier in the folder. keys: those of its cache namespace, that of now
+    first; without, files lie in clear."""
 
-    def __init__(self, path: Path, slots: int = 96, slot_bytes: int = 8192, size: int = 0) -> None:
-        self.path, self.slot_bytes = path, slot_bytes
+    def __init__(
+        self,
+        path: Path,
+        slots: int = 96,
+        slot_bytes: int = 8192,
+        size: int = 0,
+        keys: Sequence[bytes] = (),
+        space: str = "acme",
+        pool: str = "chat",
+    ) -> None:
+        self.path, self.slot_bytes, self.keys = path, slot_bytes, keys
         self.account = Account()
-        self.tier = DiskTier(Disk(path=str(path), bytes=size), self.account, lambda: self.slab)
+        self.keyring = Keyring()
+        if keys:
+            self.keyring.spaces = [Space(CacheNamespace(name=space, keyFile=""))]
+            self.keyring.pool = pool
+            self.take(*keys)
+        self.tier = DiskTier(Disk(path=str(path), bytes=size), self.account, lambda: [self.slab], self.keyring)
         memory = ArenaMemory.anonymous(slots * slot_bytes)
-        self.slab = Slab(FORMAT, {}, slot_bytes, memory, Arena(slots), below=self.tier)
+        self.slab = Slab(FORMAT, {}, slot_bytes, memory, Arena(slots), self.keyring.default, below=self.tier)
         self.source = DiskSource(self.tier, self.account, InFlight())
 
     def start(self) -> "DiskSlab":
@@ -49,11 +66,19 @@ class DiskSlab:
         self.tier.close()
         wait_until(lambda: self.tier.ended, "the tier ended")
 
-    def again(self, **changes: int) -> "DiskSlab":
+    def take(self, *keys: bytes) -> None:
+        """Its cache namespace goes over to these keys."""
+        self.keyring.default.take(keys)
+
+    def again(self, **changes: Any) -> "DiskSlab":
         """Another life with an empty arena on the same folder."""
         self.close()
-        same = {"slots": self.slab.arena.slot_count, "slot_bytes": self.slot_bytes}
-        return DiskSlab(self.path, **{**same, **changes}).start()
+        return self.beside(**changes).start()
+
+    def beside(self, **changes: Any) -> "DiskSlab":
+        """Another one on the same folder, not started."""
+        same = {"slots": self.slab.arena.slot_count, "slot_bytes": self.slot_bytes, "keys": self.keys}
+        return DiskSlab(self.path, **{**same, **changes})
 
     def bytes_of(self, n: int) -> bytes:
         return (key(n) * (self.slot_bytes // 16 + 1))[: self.slot_bytes]

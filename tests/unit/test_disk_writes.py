@@ -34,7 +34,7 @@ def test_a_write_that_hung_leaves_no_file_when_it_comes_back(tmp_path: Path, mon
     go, wrote = threading.Event(), threading.Event()
 
     class Hanging(Folder):
-        def write(self, *arguments: object) -> str | None:  # type: ignore[override]
+        def write(self, *arguments: object) -> tuple[str, ExtentHeader] | None:  # type: ignore[override]
             go.wait()
             try:
                 return super().write(*arguments)  # type: ignore[arg-type]
@@ -63,14 +63,14 @@ def test_a_file_that_is_put_aside_in_the_middle_of_a_write_leaves_the_write_whol
 
     class Slow(Folder):
         def write(
-            self, header: ExtentHeader, blocks: Sequence[memoryview], still_right: Callable[[], bool]
-        ) -> str | None:
+            self, header: ExtentHeader, blocks: Sequence[memoryview], still_right: Callable[[], bool], *key: object
+        ) -> tuple[str, ExtentHeader] | None:
             def right() -> bool:
                 filled.set()
                 go.wait(30.0)
                 return still_right()
 
-            return super().write(header, blocks, right)
+            return super().write(header, blocks, right, *key)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tier, "Folder", Slow)
     monkeypatch.setattr(lanes, "LEAST_SECONDS", 60.0)

@@ -182,18 +182,22 @@ class LookupFlow:
         self._name_anew(slab, request)
         mixed = [in_either(slab, *both) for both in zip(request.keys, request.others, strict=True)]
         here = [slab.arena.held(keys) for keys in mixed]
-        if longest(request.blocks, here) >= end:
+        now = _either(here, [self._disk.held(slab, keys) for keys in request.keys])
+        if longest(request.blocks, now) >= end:
             return
         asked = [
             [key if held else other for key, other, held in zip(keys, others, rows, strict=True)]
-            for keys, others, rows in zip(mixed, request.others, here, strict=True)
+            for keys, others, rows in zip(mixed, request.others, now, strict=True)
         ]
         other = replace(request, keys=asked, others=())
-        found = self._locator.holders(
-            slab.fingerprint, asked, deadline, other.starts(here), in_groups=False, slab=slab.id
-        )  # fmt: skip
-        boundary = longest(request.blocks, _anywhere(here, found), request.room)
-        if boundary > longest(request.blocks, here, request.room):
+        near = _either(now, [self._disk.held(slab, keys) for keys in asked])
+        found = Holders([{} for _ in request.blocks], "")
+        if longest(request.blocks, near) < end:
+            found = self._locator.holders(
+                slab.fingerprint, asked, deadline, other.starts(near), in_groups=False, slab=slab.id
+            )  # fmt: skip
+        boundary = longest(request.blocks, _anywhere(near, found), request.room)
+        if boundary > longest(request.blocks, now, request.room):
             self._bring(slab, other, boundary, found, deadline, set())
             self._name_anew(slab, request)
 

@@ -104,8 +104,7 @@ class Slabs:
         eviction: str = DEFAULT_EVICTION,
         owned_percent: int = DEFAULT_OWNED_PERCENT,
     ) -> None:
-        """below: where what is used again is kept as well; of cache namespaces with a key nothing, since it would lie
-        there in clear."""
+        """below: where what is used again is kept as well."""
         self._memory = memory
         self._keyring = keyring or Keyring()
         self._below = below
@@ -219,8 +218,7 @@ class Slabs:
                 owned_percent=self._owned_percent,
             )
             first = (part.address - self._memory.address) // slot_bytes
-            below = None if space.keyed else self._below
-            slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first, below)
+            slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first, self._below)
             self._keyring.register(slab.id, space)
             opened.append((slab, table))
         self._tables = [table for _, table in opened]

@@ -324,7 +324,7 @@ def _check(pool: KVCachePool) -> None:
             f"letters, digits and '-'"
         )
     _check_sizes(spec, "spec")
-    check_disk(spec.tiers.disk, keyed=bool(spec.cache_namespaces))
+    check_disk(spec.tiers.disk)
     check_spaces(spec.cache_namespaces, spec.request_namespace, spec.gateway_key_secret_ref)
     check_tls(spec.transport.tls)
     for path, entries in (

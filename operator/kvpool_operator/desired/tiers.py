@@ -9,7 +9,6 @@ from kvpool_operator.desired.parts import GIB, MIB, Bytes, Part, PoolError, fiel
 
 EXCLUDED = "storageClassName and podVolume exclude each other; set one of them"
 NO_SIZE = "storageClassName claims a volume without size; set size"
-KEYED = "blocks of cacheNamespaces would lie there in clear; leave out one of the two"
 
 
 class MemoryTier(Part, frozen=True):
@@ -43,8 +42,8 @@ class MemoryTier(Part, frozen=True):
 
 class DiskTier(Part, frozen=True):
     """Files on a volume: blocks that two requests contained outlive their place in the arena, and the agent's
-    container. The volume is one of the pod's own, one claimed for each pod, or else an emptyDir on the node. Blocks lie
-    there in clear, so there is no disk tier beside cacheNamespaces."""
+    container. The volume is one of the pod's own, one claimed for each pod, or else an emptyDir on the node. Blocks of
+    cacheNamespaces are sealed by AES-256-GCM under their keys; without any, they lie there in clear."""
 
     size: Annotated[
         Bytes,
@@ -79,11 +78,9 @@ class Tiers(Part, frozen=True):
     disk: DiskTier = msgspec.field(default_factory=DiskTier)
 
 
-def check_disk(disk: DiskTier, *, keyed: bool) -> None:
-    """Raises PoolError. keyed: whether there are cache namespaces with keys."""
+def check_disk(disk: DiskTier) -> None:
+    """Raises PoolError."""
     if disk.storage_class_name and disk.pod_volume:
         raise PoolError(f"pool field spec.tiers.disk: {EXCLUDED}")
     if disk.storage_class_name and not disk.size:
         raise PoolError(f"pool field spec.tiers.disk: {NO_SIZE}")
-    if disk.wanted and keyed:
-        raise PoolError(f"pool field spec.tiers.disk: {KEYED}")

@@ -1,6 +1,7 @@
 """The disk tier under real agents: what two requests contained is served from there, after an eviction, after a restart
 of the worker, after the end of the whole container; and whenever a kill comes, nothing else is."""
 
+import base64
 import os
 import random
 import shutil
@@ -12,20 +13,49 @@ from agent_pool import AgentPool, Node
 from arena_audit import held_by
 from replica import MIB
 from standin_engine import Served, prompt
+from trusted import NAME
 from under_load import Load
 
+from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.store.disk.folder import FOLDER
 from kvpool_agent.store.disk.header import PAGE
+from kvpool_contract.config import CacheNamespace
 from kvpool_contract.status import AgentStatus
 
 ROW = 4096
 BLOCKS = 6
 KILLS = int(os.environ.get("KVPOOL_TIERS_KILLS", "10"))
+OLD, NEW = b"k" * 32, b"n" * 32
 ALONE = {"prewarm": {"maxBytes": 0}}
 
 
-def on_disk(pool: AgentPool, name: str, folder: Path, **agent: object) -> Node:
+either_way = pytest.mark.parametrize("sealed", [False, True], ids=["in clear", "sealed"])
+
+
+def key_file(folder: Path, *keys: bytes) -> Path:
+    """Of the cache namespace whose blocks lie in the folder. keys: that it holds from now on, without any the first."""
+    file = folder.with_suffix(".key")
+    if keys or not file.exists():
+        fresh = file.with_suffix(".new")
+        fresh.write_bytes(b"\n".join(map(base64.b64encode, keys or (OLD,))))
+        fresh.rename(file)
+    return file
+
+
+def keyring() -> Keyring:
+    """The keys of such an agent."""
+    ring = Keyring()
+    ring.pool = NAME
+    ring.spaces = [Space(CacheNamespace(name="all", keyFile=""))]
+    ring.default.take([OLD])
+    return ring
+
+
+def on_disk(pool: AgentPool, name: str, folder: Path, *, sealed: bool = False, **agent: object) -> Node:
+    """sealed: whether its one cache namespace has a key."""
     folder.mkdir(exist_ok=True)
+    if sealed:
+        agent["cacheNamespaces"] = [{"name": "all", "keyFile": str(key_file(folder))}]
     return pool.node(name, **{**ALONE, "disk": {"path": str(folder)}, **agent}).impatient()
 
 
@@ -52,15 +82,17 @@ def misses_add_up(status: AgentStatus, computed: int) -> None:
     assert sum(status.misses.values()) == computed
 
 
+@either_way
 def test_a_container_that_comes_back_with_its_volume_serves_from_it_with_exact_counts(
-    pool: AgentPool, tmp_path: Path
+    pool: AgentPool, tmp_path: Path, sealed: bool
 ) -> None:
-    node = on_disk(pool, "a", tmp_path / "disk").start().attach()
+    node = on_disk(pool, "a", tmp_path / "disk", sealed=sealed).start().attach()
     heat(node, "hot")
     assert serve(node, "once") == Served(computed=BLOCKS)
     status = until_on_disk(node, BLOCKS)
     assert (status.disk.state, status.disk.reason) == ("ready", "")
-    assert status.disk.used_bytes == PAGE + BLOCKS * ROW  # one file
+    # one file; what is sealed is 16 bytes longer, of the header and of each block
+    assert status.disk.used_bytes == (2 * PAGE + BLOCKS * (ROW + PAGE) if sealed else PAGE + BLOCKS * ROW)
     assert status.transfers["disk_out"].blocks == BLOCKS
     node.close_engines()
     node.replica.stop_agent()
@@ -159,18 +191,44 @@ def test_a_volume_that_vanishes_is_no_tier_and_no_obstacle(pool: AgentPool, tmp_
     until_on_disk(node, BLOCKS)
 
 
+def test_blocks_of_a_former_key_come_from_the_disk_and_are_named_anew(pool: AgentPool, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    node = on_disk(pool, "a", folder, sealed=True).start().attach()
+    heat(node, "hot")
+    until_on_disk(node, BLOCKS)
+    node.close_engines()
+    node.replica.stop_agent()
+    key_file(folder, NEW, OLD)
+    node.start().attach()
+    node.until("looked through", lambda s: s.disk.state == "ready" and s.disk.blocks == BLOCKS)
+    assert serve(node, "hot") == Served(pool=BLOCKS)
+    status = node.until_blocks(BLOCKS)
+    assert (status.transfers["disk_in"].blocks, status.counters["renamed_blocks"]) == (BLOCKS, BLOCKS)
+    assert serve(node, "hot") == Served(pool=BLOCKS)
+    until_on_disk(node, 2 * BLOCKS)  # under the new key as well, by now
+    key_file(folder, NEW)
+    until_on_disk(node, BLOCKS)
+    node.close_engines()
+    node.replica.stop_agent()
+    node.start().attach()
+    node.until("looked through", lambda s: s.disk.state == "ready" and s.disk.blocks == BLOCKS)
+    assert serve(node, "hot") == Served(pool=BLOCKS)
+
+
 SLOT = 256 << 10
 PROMPTS = [prompt(f"churn {i}", 12) for i in range(8)]
 
 
+@either_way
 @pytest.mark.parametrize("seed", [os.environ.get("KVPOOL_TIERS_SEED", "1")])
 def test_a_worker_killed_at_any_moment_never_serves_a_wrong_byte_and_leaves_nothing(
-    pool: AgentPool, tmp_path: Path, seed: str
+    pool: AgentPool, tmp_path: Path, seed: str, sealed: bool
 ) -> None:
     """The arena and the disk are too small for what they are asked for: it stores, evicts, writes and reads all the
     time."""
     draw, disk = random.Random(seed), {"path": str(tmp_path / "disk"), "bytes": 20 * MIB}
-    node = on_disk(pool, "a", tmp_path / "disk", arenaBytes=40 * SLOT, disk=disk).start().attach(row_bytes=SLOT)
+    node = on_disk(pool, "a", tmp_path / "disk", sealed=sealed, arenaBytes=40 * SLOT, disk=disk)
+    node.start().attach(row_bytes=SLOT)
     order = [draw.choice([0, 1, draw.randrange(len(PROMPTS))]) for _ in range(10_000)]
     seen = {"disk_in": 0, "disk_out": 0}
     with Load(node, lambda n: PROMPTS[order[n % len(order)]]):
@@ -186,11 +244,12 @@ def test_a_worker_killed_at_any_moment_never_serves_a_wrong_byte_and_leaves_noth
     status = node.until(
         "nothing under way", lambda s: s.disk.state == "ready" and s.arena.used_bytes == s.arena.blocks * SLOT, 60
     )
-    assert held_by(node, PROMPTS, SLOT) == status.arena.blocks
+    assert held_by(node, PROMPTS, SLOT, keyring() if sealed else None) == status.arena.blocks
     assert all(seen.values()), seen
     assert status.counters.get("tag_failures", 0) == status.counters.get("disk_damaged_files", 0) == 0
     node.close_engines()
     node.replica.stop_agent()
     files = [f for f in (tmp_path / "disk" / FOLDER).iterdir() if f.name != "lock"]
     assert all(len(f.name) == 32 for f in files), "no file is left half-written, none is broken"
+    assert {f.read_bytes()[:8] for f in files} == {b"kvpSeald" if sealed else b"kvpExtnt"}
     assert sum(f.stat().st_size for f in files) <= 20 * MIB * 9 // 10

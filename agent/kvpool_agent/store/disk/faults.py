@@ -36,6 +36,11 @@ class Damaged(Exception):  # noqa: N818 - of one file, not of the disk
     """A file is not what an extent is, or holds other bytes than were written."""
 
 
+class Unopened(Damaged):
+    """A sealed file that none of the keys opens: of a key that was taken back, of another pool or cache namespace, or
+    changed."""
+
+
 def of(error: OSError) -> DiskError:
     """The named fault behind an error of the operating system."""
     number = error.errno or 0

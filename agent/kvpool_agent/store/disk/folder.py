@@ -10,25 +10,24 @@ counts much of it against the container's memory.
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvpool_agent.store.disk import header as codec
+from kvpool_agent.store.disk import moves, sealed
 from kvpool_agent.store.disk.faults import IN_USE, Damaged, DiskError
 from kvpool_agent.store.disk.header import ExtentHeader
+from kvpool_agent.store.sealing import FileKey, Seal
 
 FOLDER = "kvpool-extents"
 LOCK = "lock"
 TEMPORARY, BAD = "tmp-", "bad-"
-SYNC_BYTES = 8 << 20
 _NAME = re.compile(r"[0-9a-f]{32}")
-_MAX_VIEWS = 512
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -95,14 +94,16 @@ class Folder:
         """Extents, newest first, and files in quarantine, newest first."""
         return self._found(lambda name: _NAME.fullmatch(name) is not None), self.quarantined()
 
-    def header(self, name: str) -> ExtentHeader:
-        """What the file says it holds. Raises Damaged where it is no whole extent of this version."""
+    def header(self, name: str, keys: Sequence[FileKey] = ()) -> ExtentHeader:
+        """What the file says it holds; of a sealed one what one of the keys opens. Raises Damaged where it is no whole
+        extent of this version, Unopened among them."""
         descriptor = self._open(name, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead into blocks
             start = os.pread(descriptor, codec.PAGE, 0)
-            length = codec.length_of(start)
-            found = codec.decode(start + os.pread(descriptor, length - len(start), len(start)) if length else b"")
+            length = codec.length_of(start) or sealed.length_of(start)
+            data = start + os.pread(descriptor, length - len(start), len(start)) if length else b""
+            found = sealed.decode(data, keys) if sealed.is_sealed(start) else codec.decode(data)
             if found is None:
                 raise Damaged("its header does not check, or is another version's")
             if os.fstat(descriptor).st_size != found.file_bytes:
@@ -111,13 +112,20 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def write(self, header: ExtentHeader, blocks: Sequence[memoryview], still_right: Callable[[], bool]) -> str | None:
-        """Writes an extent and returns its name; None, and no file is left, where `still_right` says, when all bytes
-        are on the disk, that they may not be those that were meant. Raises OSError, and no file is left either."""
+    def write(
+        self,
+        header: ExtentHeader,
+        blocks: Sequence[memoryview],
+        still_right: Callable[[], bool],
+        key: FileKey | None = None,
+    ) -> tuple[str, ExtentHeader] | None:
+        """Writes an extent, sealed under the key if there is one, and returns its name and what it holds; None, and no
+        file is left, where `still_right` says, when all bytes are on the disk, that they may not be those that were
+        meant. Raises OSError, and no file is left either."""
         name = secrets.token_hex(16)
         temporary = TEMPORARY + name
         try:
-            self._fill(temporary, header, blocks)
+            seal = self._fill(temporary, header, blocks, key)
             if not still_right():
                 self.remove(temporary)
                 return None
@@ -128,19 +136,22 @@ class Folder:
                 with contextlib.suppress(OSError):
                     self.remove(left)
             raise
-        return name
+        return name, replace(header, seal=seal)
 
     def read(self, name: str, header: ExtentHeader, places: Iterable[tuple[int, memoryview]]) -> None:
         """Fills each view with the block at its position. Raises Damaged where the file has no such bytes."""
-        runs = list(_runs(header, places))
+        places = list(places)
 
         def move(descriptor: int, bypasses: bool) -> None:
-            for offset, views in runs:
-                _all(os.preadv, descriptor, views, offset)
+            if header.seal is not None:
+                sealed.read(descriptor, header, places)
+            else:
+                for offset, views in _runs(header, places):
+                    moves.read(descriptor, views, offset)
             if not bypasses:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
-        self._either_way(name, os.O_RDONLY, header, move)
+        self._either_way(name, os.O_RDONLY, header.seal is not None or header.block_bytes % codec.PAGE == 0, move)
 
     def remove(self, name: str) -> None:
         """One that is not there harms nothing."""
@@ -167,27 +178,28 @@ class Folder:
                     found.append(Found(entry.name, status.st_size, status.st_mtime_ns))
         return sorted(found, key=lambda each: -each.written)
 
-    def _fill(self, name: str, header: ExtentHeader, blocks: Sequence[memoryview]) -> None:
-        encoded = codec.encode(header)
-        with mmap.mmap(-1, len(encoded)) as start:  # aligned, as direct I/O wants it
-            start[:] = encoded
-            gap = memoryview(bytes(codec.padded(header.block_bytes) - header.block_bytes))
+    def _fill(self, name: str, header: ExtentHeader, blocks: Sequence[memoryview], key: FileKey | None) -> Seal | None:
+        seal: Seal | None = None
 
-            def move(descriptor: int, bypasses: bool) -> None:
-                with memoryview(start) as view:
-                    pieces = [view, *(piece for block in blocks for piece in (block, gap) if len(piece))]
-                    _write(descriptor, pieces, bypasses=bypasses)
-                    del pieces
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        def move(descriptor: int, bypasses: bool) -> None:
+            nonlocal seal
+            if key is not None:
+                seal = sealed.write(descriptor, header, key, blocks, bypasses=bypasses)
+            else:
+                _write(descriptor, header, blocks, bypasses=bypasses)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
-            self._either_way(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, header, move)
+        pages = key is not None or header.block_bytes % codec.PAGE == 0
+        self._either_way(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, pages, move)
+        return seal
 
-    def _either_way(self, name: str, flags: int, header: ExtentHeader, move: Callable[[int, bool], None]) -> None:
-        """Opens the file and moves its bytes past the page cache, or through it where the volume refuses that. move:
-        called with the descriptor and whether it goes past. Whole pages alone can."""
+    def _either_way(self, name: str, flags: int, pages: bool, move: Callable[[int, bool], None]) -> None:
+        """Opens the file and moves its bytes past the page cache, or through it where the volume refuses that. pages:
+        whether they are moved in whole pages, which alone can. move: called with the descriptor and whether it goes
+        past."""
         while True:
-            bypasses = self.direct and header.block_bytes % codec.PAGE == 0
+            bypasses = self.direct and pages
             try:
                 descriptor = self._open(name, flags | (os.O_DIRECT if bypasses else 0))
                 try:
@@ -214,29 +226,12 @@ class Folder:
         return descriptor
 
 
-def _write(descriptor: int, pieces: Sequence[memoryview], *, bypasses: bool) -> None:
-    """Writes the pieces one after another; what went through the page cache leaves it every few megabytes."""
-    at = synced = size = 0
-    batch: list[memoryview] = []
-    for number, piece in enumerate(pieces, 1):
-        batch.append(piece)
-        size += len(piece)
-        if size < SYNC_BYTES and len(batch) < _MAX_VIEWS and number < len(pieces):
-            continue
-        _all(os.pwritev, descriptor, batch, at)
-        at, size, batch = at + size, 0, []
-        if not bypasses and at - synced >= SYNC_BYTES:
-            os.fdatasync(descriptor)
-            os.posix_fadvise(descriptor, 0, at, os.POSIX_FADV_DONTNEED)
-            synced = at
-
-
 def _runs(header: ExtentHeader, places: Iterable[tuple[int, memoryview]]) -> Iterable[tuple[int, list[memoryview]]]:
     """(offset, views) of each read: neighbours in the file are one, where nothing lies between them."""
     gapless = header.block_bytes % codec.PAGE == 0
     start, views = -2, list[memoryview]()
     for position, view in places:
-        if views and gapless and position == start + len(views) and len(views) < _MAX_VIEWS:
+        if views and gapless and position == start + len(views) and len(views) < moves.MAX_VIEWS:
             views.append(view)
             continue
         if views:
@@ -246,17 +241,10 @@ def _runs(header: ExtentHeader, places: Iterable[tuple[int, memoryview]]) -> Ite
         yield header.offset(start), views
 
 
-def _all(
-    move: Callable[[int, Sequence[memoryview], int], int], descriptor: int, views: Sequence[memoryview], offset: int
-) -> None:
-    """Moves all bytes of the views, however few the kernel takes at a time."""
-    left = list(views)
-    while left:
-        moved = move(descriptor, left, offset)
-        if not moved:
-            raise Damaged("it ends before its blocks do")
-        offset += moved
-        while left and moved >= len(left[0]):
-            moved -= len(left.pop(0))
-        if left and moved:
-            left[0] = left[0][moved:]
+def _write(descriptor: int, header: ExtentHeader, blocks: Sequence[memoryview], *, bypasses: bool) -> None:
+    encoded = codec.encode(header)
+    gap = memoryview(bytes(header.stride - header.block_bytes))
+    start = moves.pages(len(encoded))
+    start[:] = encoded
+    pieces = [start, *(piece for block in blocks for piece in (block, gap) if len(piece))]
+    moves.Writing(descriptor, bypasses=bypasses).put_all(pieces)

@@ -5,7 +5,8 @@ format fingerprint (16), cache namespace's opaque id (16; zeros: the default one
 bytes: flags (1), zeros (7), block key (16), parent's key or zeros (16), tag (16). Then a checksum (8), xxh3-64 over all
 before it, and zeros up to a multiple of 4096. Little-endian. A block key commits to the KV group, which so needs no
 field of its own. The blocks follow, each padded with zeros to a multiple of 4096, so that a volume that takes direct
-I/O gets it. What does not check, or has another version, is nobody's extent and never an error.
+I/O gets it. What does not check, or has another version, is nobody's extent and never an error. A file may be sealed:
+see kvpool_agent.store.disk.sealed.
 """
 
 import struct
@@ -14,10 +15,14 @@ from dataclasses import dataclass
 
 import xxhash
 
+from kvpool_agent.store.sealing import TAG_BYTES, Seal
+
 MAGIC = b"kvpExtnt"
 VERSION = 1
 PAGE = 4096
 MAX_HEADER_BYTES = 1 << 20
+SEALED_PIECE_BYTES = 256 << 10  # few enough to lie in a processor's cache
+PIECE_BYTES = SEALED_PIECE_BYTES - TAG_BYTES
 DEFAULT_NAMESPACE = bytes(16)
 _HAS_PARENT = 1
 _HEAD = struct.Struct("<8sIIQII16s16s")
@@ -37,16 +42,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class ExtentHeader:
-    """Blocks of one format and cache namespace, `block_bytes` each."""
+    """Blocks of one format and cache namespace, `block_bytes` each. `seal`: what the file is sealed under, None for one
+    in clear."""
 
     fingerprint: bytes
     block_bytes: int
     entries: Sequence[Entry]
     namespace: bytes = DEFAULT_NAMESPACE
+    seal: Seal | None = None
 
     @property
     def header_bytes(self) -> int:
-        return padded(_HEAD.size + len(self.entries) * _ENTRY.size + _CHECKSUM.size)
+        return _encoded_bytes(len(self.entries)) + PAGE * (self.seal is not None)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from the beginning of one block to that of the next one."""
+        if self.seal is None:
+            return padded(self.block_bytes)
+        pieces, rest = divmod(self.block_bytes, PIECE_BYTES)
+        return pieces * SEALED_PIECE_BYTES + (padded(rest + TAG_BYTES) if rest else 0)
 
     @property
     def file_bytes(self) -> int:
@@ -55,7 +70,11 @@ class ExtentHeader:
 
     def offset(self, position: int) -> int:
         """Where the block at this position begins."""
-        return self.header_bytes + position * padded(self.block_bytes)
+        return self.header_bytes + position * self.stride
+
+
+def _encoded_bytes(blocks: int) -> int:
+    return padded(_HEAD.size + blocks * _ENTRY.size + _CHECKSUM.size)
 
 
 def padded(size: int) -> int:
@@ -63,8 +82,8 @@ def padded(size: int) -> int:
 
 
 def encode(header: ExtentHeader) -> bytes:
-    """At most MAX_BLOCKS blocks."""
-    length, count = header.header_bytes, len(header.entries)
+    """The header in clear, whether its file is sealed or not. At most MAX_BLOCKS blocks."""
+    length, count = _encoded_bytes(len(header.entries)), len(header.entries)
     head = _HEAD.pack(
         MAGIC, VERSION, length, header.block_bytes, count, 0, header.fingerprint, header.namespace
     )  # fmt: skip

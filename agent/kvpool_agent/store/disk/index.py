@@ -61,6 +61,10 @@ class DiskIndex:
     def files(self) -> int:
         return len(self._files)
 
+    def headers(self) -> list[tuple[str, ExtentHeader]]:
+        """All files of which more than the size is known."""
+        return [(name, header) for name, (_, header) in self._files.items() if header is not None]
+
     def choose(self, fingerprint: bytes) -> None:
         """The format of now. Costs a step for each file when it is another one than before."""
         if fingerprint != self._current:

@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvpool_agent.account import Account
+from kvpool_agent.keyring import Keyring
 from kvpool_agent.store.arena import Held
 from kvpool_agent.store.disk import scan as scanning
 from kvpool_agent.store.disk.faults import CORRUPT, FULL, SLOW, Damaged, DiskError, of
 from kvpool_agent.store.disk.folder import Folder, Found
-from kvpool_agent.store.disk.header import MAX_BLOCKS, Entry, ExtentHeader
-from kvpool_agent.store.disk.index import DiskIndex, Place, Read
+from kvpool_agent.store.disk.header import MAX_BLOCKS, ExtentHeader
+from kvpool_agent.store.disk.index import Place, Read
 from kvpool_agent.store.disk.lanes import Alive, Lanes, LeftBehind, NoThread, patience
 from kvpool_agent.store.disk.opened import Opened
-from kvpool_agent.store.disk.pending import Pending
+from kvpool_agent.store.disk.shelf import Shelf, Shelves, header_of
 from kvpool_agent.store.heads import Heads
 from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
@@ -45,17 +46,20 @@ NONE, OPENING, READY, DEGRADED = "none", "opening", "ready", "degraded"
 class DiskTier:
     """`start` once; any thread may call the rest."""
 
-    def __init__(self, config: Disk, account: Account, slab: Callable[[], Slab | None]) -> None:
-        """Without a path there is no tier. slab: the one of now."""
-        self._path, self._size, self._account, self._slab = config.path, config.bytes, account, slab
+    def __init__(
+        self, config: Disk, account: Account, slabs: Callable[[], Sequence[Slab]], keyring: Keyring | None = None
+    ) -> None:
+        """Without a path there is no tier. slabs: those of now, the default one first. keyring: where its cache
+        namespaces have keys, files are sealed."""
+        self._path, self._size, self._account, self._slabs = config.path, config.bytes, account, slabs
         self.paused = False
         self._reads, self._writes = Lanes("read", READ_THREADS), Lanes("write", WRITE_THREADS)
         self._changed = threading.Condition()
-        self._pending = Pending()
         self._opened: Opened | None = None
         self._last: Opened | None = None  # that was given up
         self.heads = Heads()
-        self._index = DiskIndex(0, self.heads)
+        self._shelves = Shelves(keyring or Keyring(), self.heads)
+        self._waiting = 0  # files that a key may open which is still to come
         self._bad: list[Found] = []
         self._state, self._reason = OPENING if config.path else NONE, ""
         self._limit, self._full_until = 0, 0.0
@@ -75,8 +79,8 @@ class DiskTier:
     def status(self) -> contract.Disk:
         with self._changed:
             reason = self._reason or (FULL if self._full_until else "")
-            index = self._index
-            return contract.Disk(self._state, reason, self._limit, index.used, len(index), index.files)
+            has = self._shelves
+            return contract.Disk(self._state, reason, self._limit, has.used, has.blocks, has.files, has.sealed)
 
     @property
     def looking(self) -> bool:
@@ -90,12 +94,11 @@ class DiskTier:
         with self._changed:
             if self._state != READY or self.paused:
                 return
-            self._index.choose(slab.fingerprint)
-            self._index.touch(reversed(chain))
-            run = [key for key in again if self._index.find(slab.fingerprint, key) is None]
-            if not run:
-                return
-            dropped = self._pending.add(run, time.monotonic())
+            shelf = self._shelves.of(slab)
+            self._shelves.choose(slab.fingerprint)
+            shelf.index.touch(reversed(chain))
+            run = [key for key in again if shelf.find(slab, key) is None]
+            dropped = shelf.pending.add(run, time.monotonic())
             self._changed.notify_all()
         if dropped:
             self._account.count("disk_dropped_queue_full", dropped)
@@ -104,7 +107,7 @@ class DiskTier:
         """An owned block is being evicted, and the arena's lock is held: whether its slot is ours until it is given
         back."""
         with self._changed:
-            return self._state == READY and self._pending.take_over(
+            return self._state == READY and self._shelves.of(slab).pending.take_over(
                 block, slab.arena.slot_count, slab.slot_bytes, time.monotonic()
             )
 
@@ -115,8 +118,7 @@ class DiskTier:
         with self._changed:
             if self._opened is None or slab.below is not self:
                 return [None] * len(keys)
-            places = (self._index.find(slab.fingerprint, key) for key in keys)
-            return [p if p is not None and p.header.block_bytes == slab.slot_bytes else None for p in places]
+            return [self._shelves.of(slab).find(slab, key) for key in keys]
 
     def read(self, read: Read, until: float) -> str:
         """Reads blocks of one file until a time on the monotonic clock; a reason, empty when all came."""
@@ -161,7 +163,7 @@ class DiskTier:
             return
         self._account.count("disk_lost_files")
         with self._changed:
-            self._index.remove(name)
+            self._shelves.remove(name)
             self._check_at = 0.0  # perhaps not that one alone
 
     def _put_aside(self, opened: Opened | None, name: str, detail: str) -> None:
@@ -169,7 +171,7 @@ class DiskTier:
         log.error("the extent %s is put aside: %s", name, detail)
         self._account.count("disk_damaged_files")
         with self._changed:
-            self._index.remove(name)
+            self._shelves.remove(name)
             self._damaged_in_a_row += 1
             too_many = self._damaged_in_a_row >= DAMAGED_IN_A_ROW
         if too_many:
@@ -183,10 +185,10 @@ class DiskTier:
         kept = scanning.bounded(folder, folder.quarantined(), self._limit)
         with self._changed:
             for found in self._bad:
-                self._index.remove(found.name)
+                self._shelves.remove(found.name)
             self._bad = kept
             for found in kept:
-                self._index.add(found.name, found.size, None)
+                self._shelves.add(found, None)
 
     # -- the tier's own thread -----------------------------------------------------------------------
 
@@ -224,28 +226,28 @@ class DiskTier:
             raise DiskError(SLOW, "the folder was not opened in time") from None
         except OSError as error:
             raise of(error) from None
-        slab = self._slab()
         with self._changed:
             self._opened = opened = Opened(folder)
-            index = self._index = DiskIndex(0, self.heads)
-            index.choose(slab.fingerprint if slab is not None else b"")
+        self._scan(opened)
+
+    def _scan(self, opened: Opened) -> None:
+        """Finds out anew what lies there."""
+        slabs, has = self._slabs(), self._shelves
         volume = opened.patiently(self._writes, lambda folder, _alive: folder.volume_bytes, patience(0))
-        self._limit = index.limit = limit = min(self._size or volume, volume) * VOLUME_PERCENT // 100
+        self._limit = limit = min(self._size or volume, volume) * VOLUME_PERCENT // 100
+        with self._changed:
+            has.begin(slabs[0].fingerprint if slabs else b"", limit)
 
         def add(found: Found, header: ExtentHeader | None) -> None:
             with self._changed:
-                index.add(found.name, found.size, header, oldest=True)
+                has.add(found, header)
 
         began = time.monotonic()
-        scanned = scanning.scan(opened, self._writes, limit, add, scanning.SCAN_SECONDS)
-        self._bad = scanned.quarantined
-        self._make_room(opened, 0)
-        for word, amount in (
-            ("disk_recovered_blocks", scanned.blocks),
-            ("disk_damaged_files", scanned.damaged),
-            ("disk_unread_files", scanned.unread),
-            ("disk_foreign_files", scanned.foreign),
-        ):
+        scanned = scanning.scan(opened, self._writes, limit, has, add, scanning.SCAN_SECONDS)
+        self._bad, self._waiting = scanned.quarantined, scanned.waiting
+        for shelf in has:
+            self._make_room(opened, shelf, 0)
+        for word, amount in scanned.counts.items():
             self._account.count(word, amount)
         with self._changed:
             if self._opened is opened:
@@ -255,30 +257,44 @@ class DiskTier:
 
     def _step(self, opened: Opened) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or len(self._pending), LOOK_SECONDS)
-            keys, late = self._pending.late(time.monotonic())
-        self._give_back(late)
-        if keys or late:
-            self._account.count("disk_dropped_late", keys + len(late))
+            self._changed.wait_for(lambda: self._closing or self._shelves.waiting, LOOK_SECONDS)
+            late = [(shelf, *shelf.pending.late(time.monotonic())) for shelf in self._shelves]
+        for shelf, keys, taken in late:
+            self._give_back(shelf, taken)
+            self._account.count("disk_dropped_late", keys + len(taken))
+        self._follow_keys(opened)
         now = time.monotonic()
         if now >= self._check_at:
             opened.patiently(self._writes, lambda folder, _alive: folder.check(), patience(0))
             self._check_at = now + CHECK_SECONDS
         if self._full_until and now >= self._full_until:
             with self._changed:
-                self._index.limit, self._full_until = self._limit, 0.0
-        slab = self._slab()
-        if slab is not None and not self._closing:
-            self._write_next(opened, slab)
+                self._full_until = 0.0
+                self._shelves.limit(self._limit)
+        for slab in self._slabs():
+            if not self._closing:
+                self._write_next(opened, slab, self._shelves.of(slab))
 
-    def _write_next(self, opened: Opened, slab: Slab) -> None:
+    def _follow_keys(self, opened: Opened) -> None:
+        """Removes what is sealed under keys that were taken back, and looks anew at what no key opened so far."""
+        changed = [shelf for shelf in self._shelves if shelf.keys_changed()]
+        if changed and self._waiting:
+            self._scan(opened)
+        for shelf in changed:
+            with self._changed:
+                names = shelf.give_up_unopened()
+            if names:
+                self._account.count("disk_unopened_files", len(names))
+            self._remove(opened, names)
+
+    def _write_next(self, opened: Opened, slab: Slab, shelf: Shelf) -> None:
         count = max(1, min(EXTENT_BYTES // slab.slot_bytes, MAX_BLOCKS))
         with self._changed:
-            taken = self._pending.next_taken()
-            keys = [] if taken is not None else self._pending.next_run(count)
+            taken = shelf.pending.next_taken()
+            keys = [] if taken is not None else shelf.pending.next_run(count)
         if taken is not None:
             try:
-                self._write(opened, slab, [taken], lambda: True)
+                self._write(opened, slab, shelf, [taken], lambda: True)
             finally:
                 slab.arena.give_back([taken.slot])
         elif keys:
@@ -290,61 +306,62 @@ class DiskTier:
                     self._account.count("disk_dropped_evicted", len(keys) - len(here))
                 own = [block for block in here if not block.foreign]
                 # a lease that is over by then: the slots may have been written to meanwhile
-                self._write(opened, slab, own, lambda: slab.arena.renew(lease, time.monotonic(), 1.0))
+                self._write(opened, slab, shelf, own, lambda: slab.arena.renew(lease, time.monotonic(), 1.0))
             finally:
                 slab.arena.release(lease)
 
-    def _write(self, opened: Opened, slab: Slab, blocks: Sequence[Held], kept: Callable[[], bool]) -> None:
+    def _write(
+        self, opened: Opened, slab: Slab, shelf: Shelf, blocks: Sequence[Held], kept: Callable[[], bool]
+    ) -> None:
+        key = next(iter(shelf.keys), None)
         with self._changed:
-            blocks = [block for block in blocks if self._index.find(slab.fingerprint, block.key) is None]
-        if not blocks:
+            blocks = [block for block in blocks if shelf.find(slab, block.key) is None]
+        if not blocks or (key is None and self._shelves.sealed):
             return
-        entries = tuple(Entry(block.key, block.parent, block.tag) for block in blocks)
-        header = ExtentHeader(slab.fingerprint, slab.slot_bytes, entries)
-        if header.file_bytes > self._index.limit:
+        header = header_of(slab, blocks, key)
+        if header.file_bytes > shelf.index.limit:
             self._account.count("disk_dropped_no_room", len(blocks))
             return
-        self._make_room(opened, header.file_bytes)
+        self._make_room(opened, shelf, header.file_bytes)
         views = [slab.view(block.slot) for block in blocks]
 
-        def work(folder: Folder, alive: Alive) -> str | None:
+        def work(folder: Folder, alive: Alive) -> tuple[str, ExtentHeader] | None:
             if not all(intact(slab, block, self._account, log, " and not written") for block in blocks):
                 return None
-            return folder.write(header, views, lambda: alive() and kept())
+            return folder.write(header, views, lambda: alive() and kept(), key)
 
         try:
-            name = opened.patiently(self._writes, work, patience(header.file_bytes))
+            written = opened.patiently(self._writes, work, patience(header.file_bytes))
         except DiskError as error:
             self._account.count("disk_dropped_failed", len(blocks))
             if error.word != FULL:
                 raise
             with self._changed:  # others fill the volume: what lies here is all that fits
-                self._index.limit, self._full_until = self._index.used, time.monotonic() + FULL_SECONDS
+                self._full_until = time.monotonic() + FULL_SECONDS
+                self._shelves.limit_to_used()
             self._account.count(FULL)
             return
-        if name is None:
+        if written is None:
             self._account.count("disk_dropped_changed", len(blocks))
             return
         with self._changed:
             if self._opened is opened:
-                self._index.add(name, header.file_bytes, header)
+                shelf.index.add(written[0], header.file_bytes, written[1])
         self._pause = FIRST_PAUSE_SECONDS
         self._account.moved("disk_out", len(blocks), len(blocks) * slab.slot_bytes)
 
-    def _make_room(self, opened: Opened, size: int) -> None:
+    def _make_room(self, opened: Opened, shelf: Shelf, size: int) -> None:
         with self._changed:
-            blocks = len(self._index)
-            names = self._index.make_room(size)
-            blocks -= len(self._index)
+            blocks = len(shelf.index)
+            names = shelf.index.make_room(size)
+            blocks -= len(shelf.index)
         if blocks:
             self._account.count("disk_evicted_blocks", blocks)
+        self._remove(opened, names)
 
-        def work(folder: Folder, _alive: Alive) -> None:
-            for name in names:
-                folder.remove(name)
-
+    def _remove(self, opened: Opened, names: Sequence[str]) -> None:
         if names:
-            opened.patiently(self._writes, work, patience(0))
+            opened.patiently(self._writes, scanning.removing(names), patience(0))
 
     # -- the end of it -------------------------------------------------------------------------------
 
@@ -355,8 +372,8 @@ class DiskTier:
                 return
             told = (self._state, self._reason) == (DEGRADED, error.word)
             self._opened, self._last = None, opened or self._last
-            self._index.clear()
-            self._index.limit, self._full_until, self._damaged_in_a_row = 0, 0.0, 0
+            self._shelves.begin(b"", 0)
+            self._full_until, self._damaged_in_a_row = 0.0, 0
             self._state, self._reason = DEGRADED, error.word
             self._retry_at = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
@@ -370,12 +387,12 @@ class DiskTier:
 
     def _drop_all(self, word: str) -> None:
         with self._changed:
-            keys, taken = self._pending.clear()
-        self._give_back(taken)
-        if keys or taken:
+            dropped = [(shelf, *shelf.pending.clear()) for shelf in self._shelves]
+        for shelf, keys, taken in dropped:
+            self._give_back(shelf, taken)
             self._account.count(word, keys + len(taken))
 
-    def _give_back(self, taken: Sequence[Held]) -> None:
-        slab = self._slab()
+    def _give_back(self, shelf: Shelf, taken: Sequence[Held]) -> None:
+        slab = next((slab for slab in self._slabs() if self._shelves.of(slab) is shelf), None)
         if slab is not None and taken:
             slab.arena.give_back([block.slot for block in taken])
