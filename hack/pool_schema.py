@@ -18,7 +18,7 @@ from kvpool_operator.desired.pool import API_VERSION, KIND, MAX_NAME, MAX_QUANTI
 from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.desired.spaces import LABEL_VALUE, LabelValue
 from kvpool_operator.desired.spaces import RULES as SPACE_RULES
-from kvpool_operator.desired.status import PoolStatus
+from kvpool_operator.desired.status_fields import PoolStatus
 from kvpool_operator.desired.tiers import EXCLUDED, NO_SIZE
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"

@@ -45,12 +45,11 @@ from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.purposes import Purposes, purposes
-from kvpool_agent.policy.readiness import Limits, Readiness
+from kvpool_agent.policy.readiness import Readiness, limits
 from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
 from kvpool_contract import status as contract
-from kvpool_contract.config import AgentConfig
 from kvpool_contract.names import ENGINE_SOCKET
 
 log = logging.getLogger("kvpool.agent")
@@ -90,7 +89,7 @@ class Agent:
         self._identity = Identity(config.pool, place.member, secrets.token_hex(8), place.template)
         self._account = Account()
         last = (place.last_beat.state, place.last_beat.reason)
-        self._readiness = Readiness(_limits(config), time.monotonic(), latched=place.latched, last=last)
+        self._readiness = Readiness(limits(config.readiness), time.monotonic(), latched=place.latched, last=last)
         self._readiness_lock = threading.Lock()
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
@@ -220,7 +219,7 @@ class Agent:
             while not self._stopping.is_set():
                 with self._readiness_lock:
                     before = self._readiness.ready
-                    self._readiness.tick(time.monotonic())
+                    self._readiness.tick(time.monotonic(), self._warmup.progress.block_at)
                     now_ready = self._readiness.ready
                 if now_ready and not before:
                     self._note_ready()
@@ -265,7 +264,7 @@ class Agent:
         if config.paused != self._lookup.paused:
             self._account.event("paused" if config.paused else "unpaused")
         self._lookup.paused = self._store.paused = self._disk.paused = config.paused
-        self._change(lambda readiness: readiness.limit(_limits(config)))
+        self._change(lambda readiness: readiness.limit(limits(config.readiness)))
         self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
 
     def _purposes(self) -> Purposes:
@@ -393,7 +392,3 @@ class Agent:
             cache_namespaces=spaces.cache_namespaces(self._keyring, self._slabs),
             disk=self._disk.status(),
         )
-
-
-def _limits(config: AgentConfig) -> Limits:
-    return Limits(config.readiness.deadlineSeconds, config.readiness.attachGraceSeconds)

@@ -62,11 +62,13 @@ class Prewarm:
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
     """When the agent turns ready: at `targetPercent` of the hot set, or `deadlineSeconds` after the first attach,
-    or when a healthy engine has not attached for `attachGraceSeconds`."""
+    or when a healthy engine has not attached for `attachGraceSeconds`. `onDeadline` Block: the deadline counts from the
+    last block that came, so that only a warm-up that stands still ends by it."""
 
     targetPercent: int = 95  # noqa: N815
     deadlineSeconds: float = 240.0  # noqa: N815
     attachGraceSeconds: float = 30.0  # noqa: N815
+    onDeadline: Literal["Degrade", "Block"] = "Degrade"  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)

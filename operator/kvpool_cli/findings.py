@@ -115,7 +115,8 @@ def of_member(name: str, answer: Answer) -> Finding:
     warm = f"{status.warm.loaded_blocks} of {status.warm.planned_blocks} blocks of the hot set"
     if status.state in ("Starting", "Warming"):
         engine = "the engine is attached" if status.attached else "its engine has not attached yet"
-        return problem(f"{name}: {status.state}, {warm}; {engine}. Wait until readiness.deadlineSeconds are over.")
+        wait = "Wait until readiness.deadlineSeconds are over; with readiness.onDeadline Block, over without a block."
+        return problem(f"{name}: {status.state}, {warm}; {engine}. {wait}")
     say = ok if status.reason in NOTHING_TO_DO and status.attached else problem
     reason = f" {explain(status.reason)}" if status.reason else ""
     return say(f"{name}: {status.state}, {warm}.{reason}")

@@ -16,6 +16,7 @@ from standin_engine import FULL_ATTENTION, HASH_BYTES, Served, StandInEngine, en
 
 from kvpool_client import wire
 from kvpool_client.groups import reference, to_header
+from kvpool_contract.config import digest_of
 from kvpool_contract.names import block_key
 from kvpool_contract.status import AgentStatus, Event, decode_status
 
@@ -199,6 +200,22 @@ class Node:
                 if "memfd:kvpool-arena" in str(descriptor.readlink()):
                     return descriptor
         raise OSError("the supervisor holds no arena")
+
+
+def write_configuration(node: Node, **change: Any) -> str:
+    """Changes the agent's file; the hash of its new content."""
+    node.replica.config |= change
+    path = node.replica.folder / "agent.json"
+    swap = path.with_suffix(".new")
+    swap.write_text(json.dumps(node.replica.config))
+    swap.rename(path)
+    return digest_of(path.read_bytes())
+
+
+def until_in_force(node: Node, **change: Any) -> AgentStatus:
+    """Changes the agent's file; the first status in which that is in force."""
+    digest = write_configuration(node, **change)
+    return node.until("takes over", lambda status: status.config.hash == digest)
 
 
 class AgentPool:

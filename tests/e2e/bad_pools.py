@@ -143,6 +143,12 @@ BAD_POOLS = [
     _wrong("readiness.targetPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),
     _wrong("readiness.targetPercent", "95", "expected `int`, got `str`", "must be of type integer"),
     _wrong("readiness.deadlineSeconds", -1, "expected `float` >= 0.0", "should be greater than or equal to 0"),
+    _bad(
+        "readiness.onDeadline",
+        "Wait",
+        "'Wait' is none of Degrade, Block; use one of them",
+        'supported values: "Degrade", "Block"',
+    ),
     _wrong("readiness.attachGraceSeconds", 86401, "expected `float` <= 86400.0", "less than or equal to 86400"),
     _wrong("loading.deadlineSeconds", 0.01, "expected `float` >= 0.05", "should be greater than or equal to 0.05"),
     _wrong("loading.deadlineSeconds", 3601, "expected `float` <= 3600.0", "should be less than or equal to 3600"),

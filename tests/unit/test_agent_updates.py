@@ -8,11 +8,11 @@ from agent_status import agent
 
 from kvpool_operator.desired.pods import living
 from kvpool_operator.desired.status import Member
-from kvpool_operator.desired.update import RUN_SECONDS, START_SECONDS, Change, annotation, next_step
+from kvpool_operator.desired.update import RUN_SECONDS, START_SECONDS, Change, Patience, annotation, next_step
 
 OLD, NEW = "agent:1", "agent:2"
 AT, NOW = "2026-01-01T00:00:00Z", 1767225600.0
-PATIENCE = 100.0
+PATIENCE = Patience(100.0)
 WARM = agent("Ready(warm)")
 
 
@@ -109,7 +109,15 @@ def test_an_agent_that_is_being_changed_is_not_missed_and_one_that_crashes_is() 
 def test_the_next_waits_until_the_last_is_back_and_after_a_while_it_is_told(away: dict[str, Any], status: Any) -> None:
     asked = {"a": member("a", status)}
     assert step(away, pod("b"), **asked) == (False, "Updating", "")
-    assert step(away, pod("b"), now=NOW + START_SECONDS + PATIENCE + 1, **asked) == (False, "UpdateStopped", "")
+    late = NOW + START_SECONDS + PATIENCE.seconds + 1
+    assert step(away, pod("b"), now=late, **asked) == (False, "UpdateStopped", "")
+
+
+def test_where_the_pool_blocks_one_that_warms_takes_as_long_as_it_takes_and_any_other_does_not() -> None:
+    away, late = pod("a", NEW, container="c2", from_container="c1", ready=False), NOW + START_SECONDS + 10_000
+    for state, reason in (("Warming", "Updating"), ("Starting", "UpdateStopped")):
+        found = next_step(living([away]), [member("a", agent(state))], NEW, Patience(100.0, blocks=True), late)
+        assert found.verdict[1] == reason
 
 
 def test_one_that_fails_ends_it_and_gets_the_next_image_first() -> None:

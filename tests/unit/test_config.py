@@ -87,6 +87,7 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
         ({"readiness": {"targetPercent": 101}}, "readiness.targetPercent: it is above 100; lower it"),
         ({"readiness": {"deadlineSeconds": -1}}, "readiness.deadlineSeconds: -1.0 is below 0; raise it"),
         ({"readiness": {"attachGraceSeconds": -1}}, "readiness.attachGraceSeconds: -1.0 is below 0; raise it"),
+        ({"readiness": {"onDeadline": "Wait"}}, "readiness.onDeadline: Invalid enum value 'Wait'" + SPEC),
         ({"prewarm": {"sourceMaxStreams": 0}}, "prewarm.sourceMaxStreams: 0 is below 1; raise it"),
         ({"loading": {"maxBytesPerSecond": -1}}, "loading.maxBytesPerSecond: -1 is below 0; raise it"),
         ({"loading": {"deadlineSeconds": 0}}, "loading.deadlineSeconds: 0.0 is below 0.05; raise it"),

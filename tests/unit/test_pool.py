@@ -100,7 +100,12 @@ def test_an_empty_spec_has_the_defaults() -> None:
                         "maxStreams": 4,
                         "sourceMaxStreams": 2,
                     },
-                    "readiness": {"targetPercent": 95, "deadlineSeconds": 240.0, "attachGraceSeconds": 30.0},
+                    "readiness": {
+                        "targetPercent": 95,
+                        "deadlineSeconds": 240.0,
+                        "attachGraceSeconds": 30.0,
+                        "onDeadline": "Degrade",
+                    },
                     "loading": {"deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                 }
             ).encode()
@@ -138,7 +143,12 @@ def test_every_field_reaches_the_configuration() -> None:
                     "disk": {"size": "10Gi", "storageClassName": "fast"},
                 },
                 "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
-                "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2},
+                "readiness": {
+                    "targetPercent": 50,
+                    "deadlineSeconds": 1.5,
+                    "attachGraceSeconds": 2,
+                    "onDeadline": "Block",
+                },
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "agent": {
                     "image": "i",
@@ -175,7 +185,12 @@ def test_every_field_reaches_the_configuration() -> None:
         "tls": {"mode": "Files", "signer": "", "cluster": "c", "k8sNamespace": "team-a"},
         "engine": {"port": 9},
         "prewarm": {"maxBytes": 0, "maxBytesPerSecond": 10000000, "maxStreams": 7, "sourceMaxStreams": 3},
-        "readiness": {"targetPercent": 50, "deadlineSeconds": 1.5, "attachGraceSeconds": 2.0},
+        "readiness": {
+            "targetPercent": 50,
+            "deadlineSeconds": 1.5,
+            "attachGraceSeconds": 2.0,
+            "onDeadline": "Block",
+        },
         "loading": {"deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "paused": True,
         "generation": 0,
@@ -305,7 +320,7 @@ WITH: dict[str, dict[str, Any]] = {
     "gatewayKeySecretRef.key": SIGNED,
     "tiers.disk.storageClassName": {"tiers": {"disk": {"size": "1Gi"}}},
 }
-OTHER = {"requestNamespace": "TrustGateway", "transport.tls.mode": "Disabled"}
+OTHER = {"requestNamespace": "TrustGateway", "transport.tls.mode": "Disabled", "readiness.onDeadline": "Block"}
 
 
 def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:

@@ -47,6 +47,18 @@ def test_agents_without_a_certificate_are_named_with_what_they_say() -> None:
     assert condition()[1] == "NoMembers" and condition(SILENT)[1] == "NoAgentAnswers"
 
 
+def test_the_first_end_of_a_certificate_is_told_in_whole_hours() -> None:
+    def ends(*moments: float) -> str | None:
+        said = [agent(tls=Tls("Managed", "ok", not_after=moment)) for moment in moments]
+        told: str | None = status(*(Member("m", "u", status=one) for one in said), SILENT).get("certificatesExpire")
+        return told
+
+    assert ends(1767229199.0, 1767315600.0) == "2026-01-01T00:00:00Z"
+    assert ends(1767229200.0) == "2026-01-01T01:00:00Z"
+    assert ends(1e300) == "9999-12-31T23:00:00Z"
+    assert ends(0.0) is None  # a member that has none
+
+
 def test_clear_text_is_shown_wherever_it_is_spoken() -> None:
     shown, reason, message = condition(member("a", tls="Disabled"), tls="Disabled")
     assert (shown, reason) == ("False", "Disabled") and "all bytes go in clear" in message

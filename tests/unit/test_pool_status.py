@@ -8,7 +8,8 @@ from agent_status import agent as bare_agent
 from kvpool_contract.reasons import REASONS, explain
 from kvpool_contract.status import AgentStatus, ConfigInForce, Hits, Tls
 from kvpool_operator.desired.events import Event, member_events, pool_events
-from kvpool_operator.desired.status import MAX_FORMATS, MAX_MESSAGE, Member, Observed, pool_status
+from kvpool_operator.desired.status import MAX_MESSAGE, Member, Observed, pool_status
+from kvpool_operator.desired.status_fields import MAX_FORMATS
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 METADATA = {"name": "chat", "namespace": "team-a", "uid": "pool-uid"}

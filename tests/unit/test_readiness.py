@@ -100,6 +100,29 @@ def test_the_clocks_begin_with_the_first_attach_and_the_first_health() -> None:
     assert state_of(readiness) == (DEGRADED, "warm_deadline")
 
 
+def test_where_the_pool_blocks_the_deadline_counts_from_the_last_block() -> None:
+    readiness = Readiness(Limits(100.0, 30.0, blocks=True), 0.0)
+    readiness.attached(10.0)
+    for now, block_at in ((109.0, 0.0), (208.0, 109.0), (5000.0, 4950.0), (5049.9, 4950.0)):
+        readiness.tick(now, block_at)
+        assert readiness.state == WARMING, now
+    readiness.tick(5050.0, 4950.0)
+    assert state_of(readiness) == (DEGRADED, "warm_deadline")
+    readiness.warmed("", 5060.0)  # what comes later is not lost
+    assert readiness.state == WARM
+
+
+@pytest.mark.parametrize("block_at", [0.0, 5.0], ids=["without a block", "with one from before the attach"])
+def test_where_the_pool_blocks_one_that_nothing_comes_to_ends_as_any_other(block_at: float) -> None:
+    for blocks in (True, False):
+        readiness = Readiness(Limits(100.0, 30.0, blocks=blocks), 0.0)
+        readiness.attached(10.0)
+        readiness.tick(109.9, block_at)
+        assert readiness.state == WARMING
+        readiness.tick(110.0, block_at)
+        assert state_of(readiness) == (DEGRADED, "warm_deadline")
+
+
 def test_ready_is_never_taken_back_and_its_moment_is_the_first() -> None:
     readiness = after(attached, cold)
     for event in (attached, warm, late, bare, cold, healthy, late):

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from replica import wait_for
@@ -72,7 +73,7 @@ class Pool:
 
 
 def warm(
-    pool: Pool, bounds: Prewarm | None = None, arena: Arena | None = None, **readiness: float
+    pool: Pool, bounds: Prewarm | None = None, arena: Arena | None = None, **readiness: float | str
 ) -> tuple[str, WarmupFlow, Account]:
     """Runs a warm-up to its end; what it said, once."""
     arena = Arena(SLOTS) if arena is None else arena
@@ -182,6 +183,38 @@ def test_the_deadline_ends_a_warm_up_that_is_too_slow() -> None:
     assert time.monotonic() - started < 10
 
 
+def test_where_the_pool_blocks_a_slow_warm_up_ends_whole_and_one_that_stands_still_by_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warmup, "BUSY_SECONDS", 0.0)
+    clock = [1000.0]
+    monkeypatch.setattr(warmup.time, "monotonic", lambda: clock[0])
+
+    def slow(address: str, wanted: Sequence[Wanted]) -> str:
+        clock[0] += 9.0
+        return ""
+
+    pool = Pool(20)
+    pool.answers = slow
+    assert warm(pool, targetPercent=100, deadlineSeconds=10.0, onDeadline="Block")[0] == ""
+    assert clock[0] >= 1045.0  # five batches: far beyond the deadline of one that degrades
+    pool = Pool(20)
+    pool.answers = slow
+    assert warm(pool, targetPercent=100, deadlineSeconds=10.0)[0] == "warm_deadline"
+
+    pool, left = Pool(20), iter(range(2))
+
+    def busy_after_two(address: str, wanted: Sequence[Wanted]) -> str:
+        clock[0] += 9.0 if next(left, None) is not None else 1.0
+        return "" if clock[0] < began + 18.5 else "busy"
+
+    began = clock[0]
+    pool.answers = busy_after_two
+    reason, flow, _ = warm(pool, Prewarm(maxStreams=1), targetPercent=100, deadlineSeconds=10.0, onDeadline="Block")
+    assert (reason, flow.progress.loaded) == ("warm_deadline", 8)
+    assert began + 28.0 <= clock[0] <= began + 29.0  # ten seconds after the last block
+
+
 class Config:
     """The configuration, which may be paused; counts how often it is looked at."""
 
@@ -202,7 +235,9 @@ class Config:
         )
 
 
-def begun(pool: Pool, config: Config, since: Callable[[], float | None]) -> tuple[list[str], threading.Event]:
+def begun(
+    pool: Pool, config: Callable[[], AgentConfig], since: Callable[[], float | None]
+) -> tuple[list[str], threading.Event]:
     account = Account()
     slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), Arena(SLOTS))
     said: list[str] = []
@@ -252,3 +287,19 @@ def test_one_that_is_ended_while_it_is_paused_ends(monkeypatch: pytest.MonkeyPat
     config.paused = False
     assert done.wait(10)
     assert said == ["warm_deadline"]
+
+
+def test_where_the_pool_blocks_one_whose_engine_starts_without_the_pool_ends_all_the_same() -> None:
+    pool, config = Pool(20), Config()
+    blocking = replace(config(), readiness=Readiness(targetPercent=100, onDeadline="Block"))
+    began: list[float | None] = [None]
+
+    def answers(address: str, wanted: Sequence[Wanted]) -> str:
+        began[0] = float("-inf")
+        return ""
+
+    pool.answers = answers
+    said, done = begun(pool, lambda: blocking, lambda: began[0])
+    assert done.wait(10)
+    assert said == ["warm_deadline"]
+    assert 0 < len(pool.fetched) < 20

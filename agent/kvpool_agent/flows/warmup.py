@@ -22,6 +22,7 @@ from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
+from kvpool_agent.policy.readiness import limits
 from kvpool_agent.policy.warmup import WarmBlock, plan_warmup, share_out
 from kvpool_agent.store.slab import Slab
 from kvpool_contract.config import AgentConfig
@@ -69,6 +70,11 @@ class WarmProgress:
         return self._loaded
 
     @property
+    def block_at(self) -> float:
+        """When the last block came, on the monotonic clock; before the first, when the warm-up began, 0 before that."""
+        return self._ended
+
+    @property
     def planned(self) -> int:
         return self._planned
 
@@ -80,22 +86,30 @@ class WarmProgress:
 
 
 class _Deadline:
-    """When a warm-up is over: `deadlineSeconds` after `since`, which it may not have yet."""
+    """When a warm-up is over: `deadlineSeconds` after `since`, which it may not have yet, or, where the pool blocks,
+    after the last block."""
 
-    def __init__(self, config: Callable[[], AgentConfig], since: Callable[[], float | None]) -> None:
+    def __init__(
+        self, config: Callable[[], AgentConfig], since: Callable[[], float | None], progress: WarmProgress
+    ) -> None:
         self._config = config
         self._since = since
+        self._progress = progress
         self._stood_still = 0.0
 
     @property
     def at(self) -> float:
         since = self._since()
-        return math.inf if since is None else since + self._config().readiness.deadlineSeconds + self._stood_still
+        if since is None or math.isinf(since):
+            return math.inf if since is None else since
+        return limits(self._config().readiness).deadline(since, self._progress.block_at) + self._stood_still
 
     @property
     def of_a_fetch(self) -> float:
-        """That of a fetch which begins now."""
-        return min(self.at, time.monotonic() + self._config().readiness.deadlineSeconds)
+        """That of a fetch which begins now; its own blocks may put the warm-up's off."""
+        readiness = self._config().readiness
+        own = time.monotonic() + readiness.deadlineSeconds
+        return own if readiness.onDeadline == "Block" else min(self.at, own)
 
     def stand_still(self, wait: Callable[[], object]) -> None:
         began = time.monotonic()
@@ -203,7 +217,7 @@ class WarmupFlow:
     def start(self, slab: Slab, ended: Callable[[str], None], since: Callable[[], float | None]) -> None:
         """`ended(reason)` is called once: empty when the target is reached, else what kept the warm-up from it.
         since: the moment on the monotonic clock from which its deadline counts, None while there is none."""
-        clock = _Deadline(self._config, since)
+        clock = _Deadline(self._config, since, self.progress)
 
         def run() -> None:
             try:

@@ -7,7 +7,10 @@ one attaches: the warm-up for another engine, which ends meanwhile, says nothing
 time, the state comes out.
 """
 
+import math
 from dataclasses import dataclass
+
+from kvpool_contract import config
 
 # how a warm-up may end
 _WARM_UP_REASONS = ("", "nothing_to_warm", "warm_deadline", "warm_incomplete", "arena_lost")
@@ -18,11 +21,22 @@ STARTING, WARMING, WARM, DEGRADED = "Starting", "Warming", "Ready(warm)", "Ready
 @dataclass(frozen=True)
 class Limits:
     """Seconds from the first attach to giving up on the hot set, from a healthy engine to giving up on attach, and
-    from the worker's start to giving up on an engine that is never seen healthy: it may listen elsewhere."""
+    from the worker's start to giving up on an engine that is never seen healthy: it may listen elsewhere. blocks:
+    whether the first of these counts from the last block that came, so that only a warm-up that stands still ends."""
 
     deadline_seconds: float
     attach_grace_seconds: float
     start_seconds: float = 1800.0
+    blocks: bool = False
+
+    def deadline(self, attached_at: float, block_at: float) -> float:
+        """When the hot set is given up. block_at: when its last block came, any time before the attach if none has."""
+        return self.deadline_seconds + (max(attached_at, block_at) if self.blocks else attached_at)
+
+
+def limits(said: config.Readiness) -> Limits:
+    """Those of a configuration."""
+    return Limits(said.deadlineSeconds, said.attachGraceSeconds, blocks=said.onDeadline == "Block")
 
 
 class Readiness:
@@ -123,13 +137,14 @@ class Readiness:
         if self._resumed and self._reason in _WARM_UP_REASONS:
             self._state, self._reason = DEGRADED, "arena_lost"
 
-    def tick(self, now: float) -> None:
-        """Lets deadlines pass."""
+    def tick(self, now: float, block_at: float = -math.inf) -> None:
+        """Lets deadlines pass. block_at: when the last block of the hot set came."""
         limits = self._limits
         if self._paused:
             return
-        if self._state == WARMING and _passed(self.attached_at, limits.deadline_seconds, now):
-            self._enter(DEGRADED, "warm_deadline", now)
+        if self._state == WARMING and self.attached_at is not None:
+            if now >= limits.deadline(self.attached_at, block_at):
+                self._enter(DEGRADED, "warm_deadline", now)
         elif self._state == STARTING or (self._reason == RESUMED and self.attached_at is None):
             unattached = _passed(self.healthy_at, limits.attach_grace_seconds, now)
             if unattached or _passed(self._started_at, limits.start_seconds, now):

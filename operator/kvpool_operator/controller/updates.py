@@ -13,7 +13,7 @@ from kvpool_operator.desired.events import Event
 from kvpool_operator.desired.pods import Pod
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.status import Member
-from kvpool_operator.desired.update import annotation, change_event, next_step
+from kvpool_operator.desired.update import Patience, annotation, change_event, next_step
 
 log = logging.getLogger("kvpool.controller")
 
@@ -43,7 +43,8 @@ class Updates:
         if not self._image:
             return (False, "UpdateNotAllowed", NOT_ALLOWED), []
         now = datetime.now(UTC)
-        patience = readiness.deadline_seconds + readiness.attach_grace_seconds
+        seconds = readiness.deadline_seconds + readiness.attach_grace_seconds
+        patience = Patience(seconds, blocks=readiness.on_deadline == "Block")
         step = next_step(pods, members, agent.image or self._image, patience, now.timestamp())
         if (change := step.change) is None:
             return step.verdict, []

@@ -68,6 +68,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
             targetPercent=spec.readiness.target_percent,
             deadlineSeconds=spec.readiness.deadline_seconds,
             attachGraceSeconds=spec.readiness.attach_grace_seconds,
+            onDeadline=spec.readiness.on_deadline,
         ),
         loading=Loading(
             deadlineSeconds=spec.loading.deadline_seconds,

@@ -114,6 +114,15 @@ class Readiness(Part, frozen=True):
             le=86400,
         ),
     ] = 30.0
+    on_deadline: Annotated[
+        Literal["Degrade", "Block"],
+        field(
+            "Degrade: at the deadline the pod is ready, whatever has come. Block: the deadline begins anew with each "
+            "block of the hot set that comes in, so that a warm-up which goes on holds the pod back for as long as it "
+            "takes; one that stands still for deadlineSeconds, or has no source left, ends as with Degrade.",
+            LIVE,
+        ),
+    ] = "Degrade"
 
 
 class Loading(Part, frozen=True):

@@ -8,7 +8,8 @@ is a count of members, a percentage or a word, never a figure that moves by itse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,20 +17,26 @@ from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus, ConfigInForce
 from kvpool_operator.desired.objects import pool_field
+from kvpool_operator.desired.status_fields import (
+    MAX_FORMATS,
+    Condition,
+    ConditionType,
+    FormatCount,
+    HitPercent,
+    Phase,
+    PoolStatus,
+)
 from kvpool_operator.desired.trust import DISABLED
 
 WARM, DEGRADED = "Ready(warm)", "Ready(degraded)"
 UNREACHABLE, NOT_INJECTED = "agent_unreachable", "not_injected"
 NOT_STARTED = "agent_not_started"
 NOTHING_TO_DO = ("", "nothing_to_warm", "paused", "resumed")  # reasons about which nobody has to do anything
-FORMAT_DIGITS, MAX_FORMATS = 8, 16
+FORMAT_DIGITS = 8
 MAX_NAMED = 3
 MAX_MESSAGE = 2048
+LAST_MOMENT = 253402300799.0  # of the year 9999, the last one that a date can say
 
-Phase = Literal["Pending", "Ready", "Paused", "Degraded"]
-ConditionType = Literal[
-    "ConfigValid", "Configured", "CertificatesReady", "AgentsReady", "AgentsUpdated", "CacheWarm", "Ready"
-]
 UNPROVED = {  # states of a member's certificate that keep the condition from holding, and what they are called there
     "no_certificate": ("NoCertificate", "no_certificate"),
     "expired": ("Expired", "certificate_expired"),
@@ -99,81 +106,6 @@ class Observed:
     rotating: bool = False
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    pass
-
-
-def _field(description: str, **bounds: Any) -> msgspec.Meta:
-    return msgspec.Meta(description=description, **bounds)
-
-
-class Condition(_Part, frozen=True):
-    """One thing that holds or not."""
-
-    type: Annotated[ConditionType, _field("What it is about.")]
-    status: Annotated[Literal["True", "False", "Unknown"], _field("Whether it holds.")]
-    reason: Annotated[str, _field("A word for machines.", max_length=128)]
-    message: Annotated[str, _field("A sentence for people, with what to do.", max_length=4096)]
-    last_transition_time: Annotated[str, _field("When `status` last changed.", max_length=32)]
-    observed_generation: Annotated[int, _field("The generation of the pool that this was said of.")]
-
-
-class HitPercent(_Part, frozen=True):
-    """Of the prompt blocks of all finished requests since each agent's start, the part that was found."""
-
-    local: Annotated[int, _field("Found, and once computed by the same replica.", ge=0, le=100)]
-    shared: Annotated[int, _field("Found, and computed by another replica.", ge=0, le=100)]
-    total: Annotated[int, _field("Found, by whomever computed.", ge=0, le=100)]
-
-
-class FormatCount(_Part, frozen=True):
-    """Members of one format. Members share blocks within a format only."""
-
-    format: Annotated[str, _field("First digits of the format's fingerprint.", max_length=64)]
-    members: Annotated[int, _field("Members that have it.", ge=0)]
-
-
-class PoolStatus(_Part, frozen=True):
-    """The pool as it is seen. Counts and percentages are rounded, and written only when they change."""
-
-    observed_generation: Annotated[int, _field("The generation of the pool that this was said of.")]
-    phase: Annotated[
-        Phase,
-        _field(
-            "Pending: no member is ready yet. Ready: all is well, though members may still start or warm up. "
-            "Paused: as the spec says. Degraded: something needs a person, in a paused pool, too; the Ready condition "
-            "says what."
-        ),
-    ]
-    ready: Annotated[str, _field("Members whose agent is ready, of all members.", max_length=24)]
-    warm: Annotated[str, _field("Members that hold their hot set, of all members.", max_length=24)]
-    configured: Annotated[
-        str, _field("Members whose agent has taken over the present configuration, of all members.", max_length=24)
-    ] = ""
-    tls: Annotated[
-        str,
-        _field(
-            "How members prove who they are: Managed, Secret, or Disabled, which sends all in clear.", max_length=16
-        ),
-    ] = ""
-    hit_percent: HitPercent | None = None
-    formats: Annotated[
-        list[FormatCount],
-        _field("Formats of the attached engines, the most frequent first.", max_length=MAX_FORMATS),
-    ] = []
-    conditions: Annotated[
-        list[Condition],
-        _field(
-            "ConfigValid: the spec is accepted. Configured: every agent that answers has taken over the present "
-            "configuration, and none needs a new pod for it. CertificatesReady: every agent that answers has a "
-            "certificate, and all bytes between members are encrypted. AgentsReady: every member's agent answers, is "
-            "ready and reaches the others. AgentsUpdated, with the strategy InPlace: every agent runs the pool's "
-            "image. CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
-            max_length=8,
-        ),
-    ] = []
-
-
 def pool_status(
     name: str, generation: int, observed: Observed, before: Mapping[str, Any] | None, now: str
 ) -> dict[str, Any]:
@@ -203,6 +135,7 @@ def pool_status(
         warm=f"{warm}/{total}",
         configured=f"{sum(_follows(m, observed.document) for m in members)}/{total}",
         tls=observed.tls,
+        certificates_expire=_first_end(members),
         hit_percent=_hits(members),
         formats=_formats(members),
         conditions=[_condition(kind, verdict, generation, before or {}, now) for kind, verdict in told.items()],
@@ -306,6 +239,14 @@ def _certificates(name: str, observed: Observed) -> _Verdict:
     if observed.rotating:
         return True, "Rotating", "A new authority of the members signs as soon as every agent of every pool trusts it."
     return True, "AllCertified", f"{len(members)} of {total} agents have a certificate."
+
+
+def _first_end(members: Sequence[Member]) -> str:
+    """In whole hours: with each certificate that is renewed alone another text, and another status to write."""
+    ends = [m.status.tls.not_after for m in members if m.status is not None and m.status.tls.not_after > 0]
+    if not ends:
+        return ""
+    return datetime.fromtimestamp(min(*ends, LAST_MOMENT), UTC).strftime("%Y-%m-%dT%H:00:00Z")
 
 
 def _follows(member: Member, document: str) -> bool:

@@ -25,6 +25,14 @@ _FAILED = (*STUCK, "CrashLoopBackOff")
 
 
 @dataclass(frozen=True)
+class Patience:
+    """How long a member may take to warm: so many seconds, or, where the pool blocks, for as long as it does."""
+
+    seconds: float
+    blocks: bool = False
+
+
+@dataclass(frozen=True)
 class Change:
     """A pod whose agent is to get `image`. `version` is the object's that this was decided from, `container` the id of
     the one that runs."""
@@ -58,6 +66,10 @@ class _Agent:
         return self.member.name
 
     @property
+    def warms(self) -> bool:
+        return self.member.status is not None and self.member.status.state == "Warming"
+
+    @property
     def is_back(self) -> bool:
         """After an update: another container, ready, its engine attached, and nothing to complain of."""
         member, sidecar = self.member, self.sidecar
@@ -68,9 +80,8 @@ class _Agent:
         return member.status.attached and member.ready and member.reason in NOTHING_TO_DO
 
 
-def next_step(pods: Sequence[Pod], members: Sequence[Member], image: str, patience: float, now: float) -> Step:
-    """pods: those of `members`; image: what every agent should run; patience: seconds that a member may take to warm;
-    now: seconds since 1970."""
+def next_step(pods: Sequence[Pod], members: Sequence[Member], image: str, patience: Patience, now: float) -> Step:
+    """pods: those of `members`; image: what every agent should run; now: seconds since 1970."""
     sidecars = {pod.uid: pod.sidecar for pod in pods}
     agents = [_Agent(m, found) for m in members if (found := sidecars.get(m.uid)) is not None]
     agents.sort(key=lambda agent: agent.name)
@@ -113,7 +124,7 @@ def _updating(done: str, agent: _Agent) -> tuple[bool, str, str]:
     return False, "Updating", f"{done} {agent.name} is being updated; the others follow one by one."
 
 
-def _judged(done: str, agent: _Agent, patience: float, now: float) -> tuple[bool, str, str]:
+def _judged(done: str, agent: _Agent, patience: Patience, now: float) -> tuple[bool, str, str]:
     """Of an agent that has its image and is not back: that it takes its time, or has failed."""
     member, sidecar = agent.member, agent.sidecar
     assert sidecar.begun
@@ -122,7 +133,7 @@ def _judged(done: str, agent: _Agent, patience: float, now: float) -> tuple[bool
         said = f"its container does not run ({sidecar.waiting or 'see the Events of the pod'})."
     elif sidecar.ready and runs and member.status and member.needs_attention:
         said = explain(member.reason)
-    elif waited > START_SECONDS + patience:
+    elif waited > START_SECONDS + patience.seconds and not (patience.blocks and agent.warms):
         said = explain(member.reason) if member.reason else "it is not ready."
     if not said:
         return _updating(done, agent)

@@ -1,31 +1,14 @@
 """A changed configuration file is taken over by agents that run; a pause loads and stores nothing."""
 
 import json
-from typing import Any
 
-from agent_pool import AgentPool, Node
+from agent_pool import AgentPool, until_in_force
 from standin_engine import Served, prompt
 
 from kvpool_contract.config import digest_of
-from kvpool_contract.status import AgentStatus
 
 ROW = 4096
 NOW = {"targetPercent": 100, "deadlineSeconds": 60.0, "attachGraceSeconds": 60.0}
-
-
-def write(node: Node, **change: Any) -> str:
-    """Changes the agent's file; the hash of its new content."""
-    node.replica.config |= change
-    path = node.replica.folder / "agent.json"
-    swap = path.with_suffix(".new")
-    swap.write_text(json.dumps(node.replica.config))
-    swap.rename(path)
-    return digest_of(path.read_bytes())
-
-
-def until_in_force(node: Node, **change: Any) -> AgentStatus:
-    digest = write(node, **change)
-    return node.until("takes over", lambda status: status.config.hash == digest)
 
 
 def test_a_pause_makes_ready_at_once_loads_and_stores_nothing_and_ends_without_a_restart(pool: AgentPool) -> None:

@@ -1,9 +1,11 @@
 """A newcomer is warm before it is ready: the hot set, whole and exact, within its bounds."""
 
 import itertools
+import os
+import signal
 
 import pytest
-from agent_pool import AgentPool, Node
+from agent_pool import AgentPool, Node, until_in_force
 from replica import MIB
 from standin_engine import Served, prompt
 
@@ -64,6 +66,37 @@ def test_a_warm_up_stays_below_its_rate(pool: AgentPool) -> None:
     assert (warm.loaded_blocks, warm.bytes) == (blocks, blocks * row)
     assert warm.bytes_per_second <= rate
     assert warm.seconds >= blocks * row / rate
+
+
+def test_where_the_pool_blocks_a_slow_warm_up_holds_the_pod_back_and_one_that_stands_still_does_not(
+    pool: AgentPool,
+) -> None:
+    row, blocks = 16 << 10, 200
+    readiness = {**STRICT, "deadlineSeconds": 5.0, "onDeadline": "Block"}
+    slow = {"maxBytesPerSecond": 4 * row, "maxStreams": 1}  # all of it would take most of a minute
+    options = {"arenaBytes": 16 * MIB, "prewarm": slow}
+    a = pool.node("a", arenaBytes=16 * MIB, prewarm={"sourceMaxStreams": 8}).start()
+    a.attach(row_bytes=row, rows=2 * blocks)
+    a.engine.serve(prompt("hot", blocks))
+    a.until_blocks(blocks)
+    c, e = (pool.node(name, readiness=readiness, **options).start().attach(row_bytes=row) for name in "ce")
+    d = pool.node("d", readiness={**readiness, "onDeadline": "Degrade"}, **options).start().attach(row_bytes=row)
+    # one that attached later and degrades is at its deadline: those that block go on
+    late = d.until_state("Ready(degraded)", "warm_deadline").warm
+    assert 0 < late.loaded_blocks < blocks
+    for node in (c, e):
+        assert node.status().state == "Warming"
+        assert not node.ready()
+    until_in_force(c, prewarm={})
+    assert c.until_state("Ready(warm)").warm.loaded_blocks == blocks
+    worker = a.replica.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        stopped = e.until_state("Ready(degraded)", "warm_deadline").warm
+        e.until("latched", lambda _: e.ready())
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert 0 < stopped.loaded_blocks < blocks
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abc"))[::2])

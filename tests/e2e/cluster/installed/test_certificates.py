@@ -59,7 +59,12 @@ def test_members_get_their_certificates_from_the_signer_and_share_over_tls_alone
         assert 0 < tls.not_after - time.time() <= 24 * 3600
         assert member.status().counters.get("connections_in_clear", 0) == 0
     wait_for("the condition", lambda: certified(standins) == ("True", "AllCertified"), 60)
-    assert standins.wait_status(phase="Ready", ready="2/2")["tls"] == "Managed"
+    told = standins.wait_status(phase="Ready", ready="2/2")
+    assert told["tls"] == "Managed"
+    first_end = datetime.fromtimestamp(min(m.status().tls.not_after for m in (first, second)), UTC)
+    assert told["certificatesExpire"] == first_end.strftime("%Y-%m-%dT%H:00:00Z")
+    described = standins.kubectl("describe", "kvp", "chat").stdout
+    assert f"Certificates Expire: {told['certificatesExpire']}" in " ".join(described.split())
     # whoever has no certificate of the pool's is not answered, whatever it says first
     refused = first.status().counters.get("tls_refused_peer_no_certificate", 0)
     assert answered(first.pod.address, stranger()) == b""
