@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from kvpool_agent.policy import validity
 from kvpool_contract.status import AgentStatus, Capacity, Disk
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)")
+CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
+# told from the start: an alert looks at how much these grow, and what was not there does not grow
+ALERTED = ("probe_mismatch", "tag_failures")
 
 
 class StatusCollector:
@@ -62,7 +66,7 @@ class StatusCollector:
             moved.add_metric([what], transfer.bytes)
         yield moved
         events = CounterMetricFamily("kvpool_events", "Things that happened, by word", labels=["event"])
-        for word, count in sorted(status.counters.items()):
+        for word, count in sorted({**dict.fromkeys(ALERTED, 0), **status.counters}.items()):
             events.add_metric([word], count)
         yield events
         yield GaugeMetricFamily(
@@ -70,6 +74,12 @@ class StatusCollector:
             "When this member's certificate ends, in seconds since the epoch; 0 without one",
             value=status.tls.not_after,
         )
+        certificate = GaugeMetricFamily(
+            "kvpool_certificate_state", "1 for the state of this member's certificate", labels=["state"]
+        )
+        for word in CERTIFICATE_STATES if status.tls.state else ():
+            certificate.add_metric([word], float(status.tls.state == word))
+        yield certificate
         warm = GaugeMetricFamily("kvpool_warm_blocks", "Blocks of the warm-up", labels=["step"])
         warm.add_metric(["planned"], status.warm.planned_blocks)
         warm.add_metric(["loaded"], status.warm.loaded_blocks)

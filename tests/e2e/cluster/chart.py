@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cluster.kube import Kube, wait_for
 from cluster.provider import REPOSITORY, Provided
 
@@ -14,6 +16,26 @@ CHART = REPOSITORY / "helm" / "kvpool"
 CONTROLLER, WEBHOOK = "kvpool-controller", "kvpool-webhook"
 REGISTRATION = "injector.kvpool.io"
 REGISTRY = "--set=global.imageRegistry=registry.example"
+
+
+def render(
+    kube: Kube, *values: str, version: str = "1.34.0", namespace: str = NAMESPACE
+) -> subprocess.CompletedProcess[str]:
+    """What helm makes of the chart, or says of it."""
+    helm = str(kube.provided.programs / "helm")
+    command = [helm, "template", RELEASE, str(CHART), "-n", namespace, "--kube-version", version, *values]
+    return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60)
+
+
+def rendered(kube: Kube, *values: str, version: str = "1.34.0", namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+    """The chart's objects."""
+    done = render(kube, *values, version=version, namespace=namespace)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str, name: str = "") -> list[dict[str, Any]]:
+    return [d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(name)]
 
 
 class Chart(Kube):

@@ -7,7 +7,7 @@ from kubernetes.client import ApiException
 
 from cluster.kube import POOLS, Kube, wait_for
 
-SECONDS = 30.0
+SECONDS = 60.0
 NAME, OBJECTS = "shop", "shop-kvpool"
 NAMESPACE = "kvpool-controller-tests"
 

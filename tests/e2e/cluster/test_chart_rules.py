@@ -2,40 +2,26 @@
 server without nodes."""
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
 from kubernetes import client, config
 
-from cluster.chart import CHART, CONTROLLER, RELEASE, WEBHOOK
+from cluster import chart
+from cluster.chart import CHART, CONTROLLER, WEBHOOK, of_kind
 from cluster.kube import Kube, wait_for
 from kvpool_operator.controller.permissions import IN_PLACE, RULES
 
 HOME = "kvpool-chart-rules"
 STRATEGIC = "application/strategic-merge-patch+json"
 IN_PLACE_VALUE = "--set=agent.inPlaceUpdates=true"
+PARTS = (CONTROLLER, WEBHOOK)
 
 
-def render(kube: Kube, *values: str, version: str = "1.34.0") -> subprocess.CompletedProcess[str]:
-    """What helm makes of the chart, or says of it."""
-    helm = str(kube.provided.programs / "helm")
-    command = [helm, "template", RELEASE, str(CHART), "-n", HOME, "--kube-version", version, *values]
-    return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60)
-
-
-def rendered(kube: Kube, *values: str, version: str = "1.34.0") -> list[dict[str, Any]]:
-    """The chart's objects."""
-    done = render(kube, *values, version=version)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
-
-
-def of_kind(documents: list[dict[str, Any]], kind: str, name: str = "") -> list[dict[str, Any]]:
-    return [d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(name)]
+render, rendered = partial(chart.render, namespace=HOME), partial(chart.rendered, namespace=HOME)
 
 
 def test_engines_beside_the_operator_are_looked_at_and_its_own_pods_are_not(kube: Kube) -> None:
@@ -135,6 +121,27 @@ def test_the_controller_may_change_pods_only_where_agents_are_updated_in_place(
     assert "--update-agents=kvpool/agent:0.1.0" in container["command"]
     (webhook,) = of_kind(documents, "Deployment", "webhook")
     assert "--agent-image=kvpool/agent:0.1.0" in webhook["spec"]["template"]["spec"]["containers"][0]["command"]
+
+
+def test_webhooks_are_spread_as_the_profile_for_high_availability_says(kube: Kube) -> None:
+    def placed(*values: str) -> tuple[Any, ...]:
+        controller, webhook = (of_kind(rendered(kube, *values), "Deployment", end)[0]["spec"] for end in PARTS)
+        spread = webhook["template"]["spec"]["topologySpreadConstraints"]
+        host, zone = ((each["whenUnsatisfiable"], each.get("nodeTaintsPolicy")) for each in spread)
+        assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+        for each in spread:
+            assert each["labelSelector"] == webhook["selector"]
+        classes = [part["template"]["spec"].get("priorityClassName") for part in (controller, webhook)]
+        return webhook["replicas"], host, zone, *classes
+
+    anyway, system = ("ScheduleAnyway", None), "system-cluster-critical"
+    assert placed() == (2, anyway, anyway, None, None)
+    profile = ("-f", str(CHART / "values-ha.yaml"))
+    assert placed(*profile) == (3, ("DoNotSchedule", "Honor"), anyway, system, system)
+    for part in PARTS:
+        (deployment,) = of_kind(rendered(kube, *profile), "Deployment", part)
+        waits = {t["key"]: t["tolerationSeconds"] for t in deployment["spec"]["template"]["spec"]["tolerations"]}
+        assert waits == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}
 
 
 @pytest.fixture(scope="module")

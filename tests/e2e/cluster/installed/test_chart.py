@@ -1,6 +1,7 @@
 """The chart over its life: what it may do, upgrades and rollbacks, and its removal and return under running pods."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -11,6 +12,7 @@ from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask
 
 BLOCKS = 8
+HIGHLY_AVAILABLE = ("-f", str(CHART / "values-ha.yaml"))
 DEFINITION, HELM = "kvcachepools.kvpool.io", "meta.helm.sh"
 VALUES = (
     (),
@@ -21,6 +23,7 @@ VALUES = (
         "--set=controller.priorityClassName=x",
     ),
     ("--set=crds.enabled=false", "--set=webhook.tolerations[0].key=a", "--set=webhook.nodeSelector.a=b"),
+    HIGHLY_AVAILABLE,
 )
 MAY_NOT = (
     ("controller", "get", "secrets", ""),
@@ -76,7 +79,7 @@ MAY = (
 )
 
 
-@pytest.mark.parametrize("values", VALUES, ids=["default", "network", "images", "placement"])
+@pytest.mark.parametrize("values", VALUES, ids=["default", "network", "images", "placement", "ha"])
 def test_what_the_chart_makes_of_its_values_is_taken_by_the_api_server(chart: Chart, values: tuple[str, ...]) -> None:
     linted = chart.helm("lint", "--strict", str(CHART), *values)
     assert "0 chart(s) failed" in linted.stdout
@@ -125,11 +128,16 @@ def test_an_upgrade_and_a_rollback_keep_the_trust_the_pools_and_the_running_pods
     before, trusted = standins.pods("app=chat"), chart.bundles()
     assert len(trusted) == 1 and "" not in trusted
     revision = chart.registration()["metadata"]["generation"]
-    chart.upgrade("--set=webhook.timeoutSeconds=7", "--set=webhook.replicas=3", "--set=agent.image.tag=next")
+    chart.upgrade(*HIGHLY_AVAILABLE, "--set=webhook.timeoutSeconds=7", "--set=agent.image.tag=next")
     assert chart.registration()["metadata"]["generation"] > revision
     assert {each["timeoutSeconds"] for each in chart.registration()["webhooks"]} == {7}
     assert chart.bundles() == trusted
     assert chart.deployment(WEBHOOK)["status"]["readyReplicas"] == 3
+    webhooks = chart.core.list_namespaced_pod(NAMESPACE, label_selector="app.kubernetes.io/component=webhook").items
+    nodes = Counter(pod.spec.node_name for pod in webhooks if not pod.metadata.deletion_timestamp)
+    assert sorted(nodes.values()) == [1, 2]
+    budget = json.loads(chart.kubectl("get", "pdb", WEBHOOK, "-o", "json").stdout)
+    assert (budget["status"]["desiredHealthy"], budget["status"]["disruptionsAllowed"]) == (2, 1)
     standins.wait_new_pods("registry.example/kvpool/agent:next")
 
     chart.helm("rollback", RELEASE, "-n", NAMESPACE, "--wait")

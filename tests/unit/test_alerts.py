@@ -1,0 +1,74 @@
+"""The chart's alerts can be read by Prometheus, look at what is exported, and say what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from agent_status import agent
+from prometheus_client import CollectorRegistry
+
+from kvpool_agent.observe.metrics import registry
+from kvpool_contract.status import Disk, Tls
+from kvpool_operator.controller.metrics import REGISTRY
+from kvpool_operator.webhook.metrics import Metrics
+from kvpool_operator.webhook.signer import OUTCOMES
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ALERTS: list[dict[str, Any]] = [
+    alert
+    for group in yaml.safe_load((REPOSITORY / "helm" / "kvpool" / "alerts.yaml").read_text())["groups"]
+    for alert in group["rules"]
+]
+RUNBOOK = (REPOSITORY / "docs" / "operations.md").read_text().partition("\n## Alerts\n")[2].partition("\n## ")[0]
+# gauges of the webhook that its server adds
+OF_THE_SERVER = re.findall(
+    r'metrics\.watch\(\s*"(\w+)"', (REPOSITORY / "operator" / "kvpool_operator" / "webhook" / "server.py").read_text()
+)
+
+
+def exported() -> dict[str, set[tuple[str, str]]]:
+    """Samples by name, with the labels and the values that each label has."""
+    found: dict[str, set[tuple[str, str]]] = {f"kvpool_webhook_{name}": set() for name in OF_THE_SERVER}
+    disk = Disk(state="failed", reason="disk_slow")
+    registries: list[CollectorRegistry] = [
+        registry(lambda: agent(disk=disk, misses={"deadline": 1}, tls=Tls("Managed", "ok"))),
+        REGISTRY,
+        Metrics(OUTCOMES).registry,
+    ]
+    for one in registries:
+        for family in one.collect():
+            found.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels.items())
+    return found
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_is_promql_over_metrics_that_exist_and_has_its_row(alert: dict[str, Any]) -> None:
+    promql_parser.parse(alert["expr"])
+    samples, selectors = exported(), re.findall(r"(kvpool_\w+)(?:\{(\w+)=(~?)\"([^\"]+)\"\})?", alert["expr"])
+    assert selectors
+    for name, label, regular, value in selectors:
+        assert name in samples, name
+        # counters of the controller and of misses begin with their first count
+        if label and samples[name] and name not in ("kvpool_controller_passes_total", "kvpool_missed_blocks_total"):
+            values = {found for key, found in samples[name] if key == label}
+            for word in value.split("|") if regular else [value]:
+                assert any(re.fullmatch(word, found) for found in values), f"{name} has no {label} {word}"
+    assert f"| `{alert['alert']}` | " in RUNBOOK
+    assert set(alert["annotations"]) == {"summary", "description"}
+    assert alert["labels"]["severity"] in ("warning", "critical")
+
+
+def test_every_row_of_the_page_is_an_alert_and_no_name_comes_twice() -> None:
+    names = [alert["alert"] for alert in ALERTS]
+    assert sorted(names) == sorted(set(names)) == sorted(re.findall(r"^\| `(\w+)` \|", RUNBOOK, re.MULTILINE))
+
+
+@pytest.mark.parametrize("wrong", ["sum by (pool (kvpool_state) > 0", "kvpool_state > > 1", "rate(kvpool_state)"])
+def test_what_is_no_promql_is_found(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        promql_parser.parse(wrong)
