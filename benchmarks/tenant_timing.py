@@ -12,6 +12,9 @@ asker, in an order drawn anew for each round:
     miss again the same once more (A/A)
     hit       entitled, about blocks that the member holds: what would show if one of them could tell
 
+The three ways of each asker share three connections, dealt anew each round: every connection, with its thread at the
+other end, has a pace of its own, which would tell ways apart that are the same.
+
 Two ways are compared as an attacker would, by how well the time of one answer tells which it was: the area under the
 ROC curve is 0.5 where it can't. z is its distance from 0.5 in standard errors. Power: the least delay, added to one
 way's times, that is found at z > 3 in 95 of 100 resamplings of this run.
@@ -25,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -43,7 +46,7 @@ from kvpool_agent.peer.entitlement import Entitlement  # noqa: E402
 from kvpool_agent.peer.tls import CLEAR  # noqa: E402
 from kvpool_agent.store.tag import tag_of  # noqa: E402
 
-BLOCKS = 64
+BLOCKS, WAYS = 64, 3
 FOUND_AT, SURE = 3.0, 95
 RESAMPLES, RESAMPLED = 100, 4000
 
@@ -60,6 +63,19 @@ def asked(connection: Connection, slab: bytes, keys: Sequence[bytes]) -> float:
     _, length = connection.receive()
     connection.read(length)
     return time.perf_counter() - began
+
+
+class Hand:
+    """Connections dealt in an order that is new for each round, each of them once."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._all, self._left = list(connections), list[Connection]()
+        self._chance = random.Random(2)
+
+    def draw(self) -> Connection:
+        if not self._left:
+            self._left = self._chance.sample(self._all, len(self._all))
+        return self._left.pop()
 
 
 def area(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
@@ -121,19 +137,17 @@ def main() -> None:
         stranger = Dialer(Identity(POOL, "stranger", "inc"), transports["stranger"])
         absent, unheard = names("absent"), b"u" * 16
 
-        def way(who: Dialer, slab: bytes, keys: Sequence[bytes]) -> Callable[[], float]:
-            """On a connection of its own: one that is used more is answered sooner, whatever is asked."""
-            connection, _ = who.handshake(member.address)
-            assert who is stranger or proof.shares(connection, ACME_ID)
-            return lambda: asked(connection, slab, keys)
-
+        theirs = [stranger.handshake(member.address)[0] for _ in range(WAYS)]
+        ours = [entitled.handshake(member.address)[0] for _ in range(WAYS)]
+        assert all(proof.shares(connection, ACME_ID) for connection in ours)
+        unentitled, known = Hand(theirs), Hand(ours)
         ways = {
-            "held": way(stranger, ACME_ID, held),
-            "absent": way(stranger, ACME_ID, absent),
-            "elsewhere": way(stranger, unheard, held),
-            "miss": way(entitled, ACME_ID, absent),
-            "miss again": way(entitled, ACME_ID, absent),
-            "hit": way(entitled, ACME_ID, held),
+            "held": lambda: asked(unentitled.draw(), ACME_ID, held),
+            "absent": lambda: asked(unentitled.draw(), ACME_ID, absent),
+            "elsewhere": lambda: asked(unentitled.draw(), unheard, held),
+            "miss": lambda: asked(known.draw(), ACME_ID, absent),
+            "miss again": lambda: asked(known.draw(), ACME_ID, absent),
+            "hit": lambda: asked(known.draw(), ACME_ID, held),
         }
         found = rounds.run(ways, samples, warm_up=200)
         member.kill()

@@ -71,10 +71,13 @@ def suites(action: str) -> list[Suite]:
     security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
-    # a kubelet takes minutes to bring new authorities into pods: that rotation belongs to the soak
-    rotation = "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails"
+    # a kubelet takes minutes to bring new authorities and keys into pods: those rotations belong to the soak
+    rotations = (
+        "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails",
+        "test_tenant_keys.py",
+    )
     parts = [
-        pytest(installed, "--deselect", f"{installed}/{rotation}"),
+        pytest(installed, *(part for test in rotations for part in ("--deselect", f"{installed}/{test}"))),
         pytest("tests/e2e/cluster", "--ignore", installed),
     ]
     cluster = Suite("cluster", 12, parts, together=not os.environ.get("KVPOOL_E2E_KUBECONFIG"))

@@ -5,20 +5,18 @@ import base64
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from standin_engine import prompt
 
 from cluster.chart import NAMESPACE, WEBHOOK, Chart
 from cluster.engines import Member
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask, share
+from cluster.turns import load
 from kvpool_contract.identity import ALPN, bundle_digest, parse_name
 from kvpool_contract.names import PEER_PORT
 from kvpool_operator.certificates.authority import new_authority
@@ -150,7 +148,7 @@ def test_leaves_and_authorities_change_under_load_and_no_load_fails(short_lived:
     chart, settings = short_lived, PeerSettings(NAMESPACE, SECRET)
     members = standins.create(2)
     standins.heat("hot", BLOCKS)
-    with load(members) as loads:
+    with load(members, BLOCKS) as loads:
         before = [m.status().tls.renewals for m in members]
         wait_for("a renewal of each", lambda: renewed(members, before), FOLLOWING_SECONDS)
         # another authority: at first it is only trusted
@@ -198,43 +196,3 @@ def authorities(members: list[Member]) -> set[str]:
 
 def renewed(members: list[Member], before: list[int]) -> bool:
     return all(m.status().tls.renewals > n for m, n in zip(members, before, strict=True))
-
-
-@contextmanager
-def load(members: list[Member]) -> Iterator[list[Served]]:
-    """One member computes a prompt, the other loads it, by turns and without end. What each load brought."""
-    found: list[Served] = []
-    failures: list[Exception] = []
-    ended = threading.Event()
-
-    def turn(number: int) -> None:
-        source, sink = members[number % 2], members[(number + 1) % 2]
-        tokens = prompt(f"load-{number}", BLOCKS)
-        held = source.status().arena.blocks + BLOCKS
-        assert ask(source.pod.address, tokens) == Served(computed=BLOCKS)
-        wait_for("it is stored", lambda: source.status().arena.blocks >= held, 30, 0.05)
-        wait_for("it is known", lambda: seen(sink, source) >= held, 30, 0.05)
-        found.append(ask(sink.pod.address, tokens))
-
-    def run() -> None:
-        number = 0
-        while not ended.is_set():
-            try:
-                turn(number)
-            except Exception as error:  # noqa: BLE001 (told below)
-                failures.append(error)
-                return
-            number += 1
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield found
-    finally:
-        ended.set()
-        thread.join(60)
-    assert failures == []
-
-
-def seen(sink: Member, source: Member) -> int:
-    return max((p.blocks for p in sink.status().peers if p.member == source.pod.uid and p.live), default=-1)
