@@ -2,11 +2,11 @@
 
     python benchmarks/tiers.py [--folder DIR] [--rounds 10] [--megabytes 128] [--block-kib 1024]
 
-Each round writes and reads the same bytes both ways, in an order drawn anew, each time into new files: through the tier
+Each round writes and reads the same bytes each way, in an order drawn anew, each time into new files: through the tier
 (queue, lease, every block's tag checked, header, sync, rename, sync of the folder; and back into the arena: reserve,
-read, tag, publish) and as bare `pwritev` and `preadv` of the same memory past the page cache with one sync a file.
-Figures are medians over the rounds and the median of each round's ratio; A/A is the bare way against itself, which is
-the noise of this run.
+read, tag, publish), through one whose files are sealed, and as bare `pwritev` and `preadv` of the same memory past the
+page cache with one sync a file. Figures are medians over the rounds and the median of each round's ratio; A/A is the
+bare way against itself, which is the noise of this run.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -71,9 +72,11 @@ class Raw:
 
 
 class Tier:
-    def __init__(self, folder: Path, size: int, block: int) -> None:
+    def __init__(self, folder: Path, size: int, block: int, keys: Sequence[bytes] = ()) -> None:
+        """keys: of its cache namespace, where its files are to be sealed."""
+        folder.mkdir()
         self.count = size // block
-        self.disk = DiskSlab(folder, slots=2 * self.count, slot_bytes=block).start()
+        self.disk = DiskSlab(folder, slots=2 * self.count, slot_bytes=block, keys=keys).start()
         self.round = 0
         self.numbers: list[int] = []
 
@@ -107,17 +110,19 @@ def main() -> None:
     size, block = options.megabytes * MIB, options.block_kib * 1024
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
-        tier, first, second = Tier(folder, size, block), Raw(folder, size), Raw(folder, size)
+        tier, first, second = Tier(folder / "tier", size, block), Raw(folder, size), Raw(folder, size)
+        sealed = Tier(folder / "sealed", size, block, [b"k" * 32])
         second.folder = folder / "again"
         second.folder.mkdir()
 
         def both(way: "Tier | Raw") -> tuple[float, float]:
             return way.write(), way.read()
 
-        ways = {"tier": tier, "raw": first, "A/A": second}
+        ways = {"tier": tier, "sealed": sealed, "raw": first, "A/A": second}
         found = rounds.run({name: partial(both, way) for name, way in ways.items()}, options.rounds)
         direct = tier.disk.tier._opened._folder.direct
         tier.disk.close()
+        sealed.disk.close()
         first.memory.release()
         second.memory.release()
     print(rounds.machine())
@@ -126,7 +131,7 @@ def main() -> None:
         seconds = {name: [figures[place] for figures in found[name]] for name in found}
         for name in found:
             rate = size / statistics.median(seconds[name]) / 1e9
-            print(f"{what:6}{name:6}{rate:8.3f} GB/s   of raw {rounds.ratio(seconds['raw'], seconds[name])}")
+            print(f"{what:6}{name:7}{rate:8.3f} GB/s   of raw {rounds.ratio(seconds['raw'], seconds[name])}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stand-in engine as the process of a pod: `python3 standin_pod.py [--model NAME]`.
+"""The stand-in engine as the process of a pod: `python3 standin_pod.py [--model NAME] [--row-bytes N] [--rows N]`.
 
 It joins as a real engine does, by what the injector gave to its container: the client on its PYTHONPATH, and one
 variable with the engine port. Without them it is a bare engine: it answers, and computes everything. `/health` and
@@ -28,6 +28,8 @@ def compute(body: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="m", help="a field of the format")
+    parser.add_argument("--row-bytes", type=int, default=4096, help="bytes of a block")
+    parser.add_argument("--rows", type=int, default=256, help="blocks of its host pool")
     options, _ = parser.parse_known_args()
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
@@ -37,7 +39,15 @@ def main() -> None:
         from kvpool_client import settings
 
         socket = settings.parse(configuration).socket
-        engine = StandInEngine(socket, host="0.0.0.0", port=PORT, model=options.model, probe=True).start()
+        engine = StandInEngine(
+            socket,
+            host="0.0.0.0",
+            port=PORT,
+            model=options.model,
+            row_bytes=options.row_bytes,
+            rows=options.rows,
+            probe=True,
+        ).start()
         end.wait()
         time.sleep(LINGER_SECONDS)
         engine.close()
