@@ -6,8 +6,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from aiohttp import web
 
@@ -22,10 +20,11 @@ from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
-from kvpool_agent.flows.certify import Certification, IdentityPlace
+from kvpool_agent.flows.certify import Certification
 from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
+from kvpool_agent.flows.handoff import HandOff
 from kvpool_agent.flows.heads import HeadFilter
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
@@ -34,6 +33,7 @@ from kvpool_agent.flows.reading import Reading
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.requests import RequestNames
 from kvpool_agent.flows.store import StoreFlow
+from kvpool_agent.flows.takeover import TakeOver
 from kvpool_agent.flows.warmup import WarmupFlow
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.keyring import Keyring
@@ -44,8 +44,9 @@ from kvpool_agent.observe.members import peer_status
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.place import Place
 from kvpool_agent.policy.purposes import Purposes, purposes
-from kvpool_agent.policy.readiness import Readiness, limits
+from kvpool_agent.policy.readiness import DRAINING, Readiness, limits
 from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
@@ -57,24 +58,6 @@ log = logging.getLogger("kvpool.agent")
 TICK_SECONDS = 0.1
 # why an engine that is attached goes on without the pool; all other reasons are of one that is not
 OF_THE_ATTACHED = ("probe_mismatch", "groups_unsupported", "state_groups_unsupported")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this worker runs: addresses, folder, what the supervisor told it; the hash of its pod's template, empty
-    where it is not known; the cache namespaces that its pod may hold beside the default one, None for all."""
-
-    bind: str
-    peer_port: int
-    worker_port: int
-    run_dir: Path
-    member: str
-    restarted: bool
-    latched: bool
-    last_beat: Beat
-    template: str
-    identity: IdentityPlace
-    cache_namespaces: tuple[str, ...] | None = None
 
 
 class Agent:
@@ -171,11 +154,15 @@ class Agent:
             place.peer_port,
             source,
             directory,
+            TakeOver(self._slabs, self._members, self._fetcher, self._account, lambda: self._hands_over),
             purposes=self._purposes,
             count=self._account.count,
             transport=transport,
             status=lambda: contract.encode_status(self.status()),
             entitlement=entitlement,
+        )
+        self._handoff = HandOff(
+            self._slabs, self._members, self._dialer, self._account, lambda: configuration.config.drain
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._disk.heads})
@@ -188,6 +175,7 @@ class Agent:
         self._config_hash = configuration.in_force.hash
         self._started_at = contract.now()
         self._stopping = asyncio.Event()
+        self._leaving = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -228,6 +216,9 @@ class Agent:
                     await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
                 except TimeoutError:
                     continue
+            if self._leaving and self._hands_over:
+                self._change(lambda readiness: readiness.leave())
+                await asyncio.to_thread(self._handoff.run)
         finally:
             for task in tasks:
                 task.cancel()
@@ -251,6 +242,17 @@ class Agent:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
+    def leave(self) -> None:
+        """As `stop`, for good: what this member alone holds of the hot blocks is handed to others before."""
+        self._leaving = True
+        self.stop()
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether this member gives to those that stay, and takes from those that leave."""
+        config, leaving = self._configuration.config, self._readiness.state == DRAINING
+        return config.drain.maxSeconds > 0 and not (config.paused or leaving or self._probe.withdrawn)
+
     def _reconfigured(self) -> None:
         """Takes over what is live in the configuration; what was said before is not told again."""
         config, told = self._configuration.config, self._configuration.in_force
@@ -269,7 +271,7 @@ class Agent:
 
     def _purposes(self) -> Purposes:
         config = self._configuration.config
-        return purposes(config.prewarm, config.loading)
+        return purposes(config.prewarm, config.loading, config.drain)
 
     # -- what happens to the state -------------------------------------------------------------------
 
@@ -291,7 +293,8 @@ class Agent:
             readiness = self._readiness
             blocks = len(slab.arena) if slab is not None else 0
             engine, probe = self._probe.verdict()
-            return Beat(readiness.ready, *readiness.lasting, blocks, engine, probe, self._disproved, self._discarded)
+            found = (*readiness.lasting, blocks, engine, probe, self._disproved, self._discarded)
+            return Beat(readiness.ready, *found, self._configuration.config.drain.maxSeconds)
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0

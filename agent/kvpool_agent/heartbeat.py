@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 class Beat:
     """ready: the pod may take traffic. state, reason: as in the status. blocks: held in the arena. engine, probe: the
     engine that was attached and what its probe has shown. disproved: a format (hex) that was expected and that the
-    engine turned out not to have; discarded: bytes fetched for it in vain, told once."""
+    engine turned out not to have; discarded: bytes fetched for it in vain, told once. drain: seconds that
+    the worker may take to hand over what it holds, when it is told to end."""
 
     ready: bool
     state: str = ""
@@ -21,6 +22,7 @@ class Beat:
     probe: str = ""
     disproved: str = ""
     discarded: int = 0
+    drain: float = 0.0
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -27,6 +27,7 @@ log = logging.getLogger("kvpool.supervisor")
 
 BEAT_SECONDS = 10.0
 STOP_SECONDS = 5.0
+MAX_DRAIN_SECONDS = 3600.0
 BACK_OFF = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 STEADY_SECONDS = 60.0
 STARTED_SECONDS = 10.0  # a native sidecar's start holds the engine's back
@@ -129,6 +130,7 @@ class Supervisor:
         self._worker: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._last_beat = ""
+        self._drain = 0.0  # seconds that a worker may take beyond STOP_SECONDS to hand over what it holds
 
     def stop(self, *_: object) -> None:
         self._stopping = True
@@ -177,9 +179,9 @@ class Supervisor:
             os.close(writing)
         try:
             self._listen(reading, self._worker)
+            return self._end(self._worker, self._drain if self._stopping else 0.0)
         finally:
-            os.close(reading)
-        return self._end(self._worker)
+            os.close(reading)  # not before: a worker that is told to end and still beats would end in an error
 
     def _listen(self, reading: int, worker: subprocess.Popen[bytes]) -> None:
         """Follows the heartbeat until the pipe closes, it stops, or the supervisor is told to stop."""
@@ -209,12 +211,16 @@ class Supervisor:
                 return
             if len(text) <= MAX_BEAT:
                 self._last_beat = text  # for the next worker, as it came
+            drain = message.get("drain")
+            if isinstance(drain, int | float) and 0 <= drain <= MAX_DRAIN_SECONDS:
+                self._drain = float(drain)
             self._probes.beat(bool(message.get("ready")))
 
     @staticmethod
-    def _end(worker: subprocess.Popen[bytes]) -> int:
+    def _end(worker: subprocess.Popen[bytes], drain: float) -> int:
+        """drain: seconds that it has beside those for ending itself."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return worker.wait(STOP_SECONDS)
+            return worker.wait(STOP_SECONDS + drain)
         worker.kill()
         return worker.wait()
 

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 from kvpool_agent import core_dumps
-from kvpool_agent.app import Agent, Place
+from kvpool_agent.app import Agent
 from kvpool_agent.configuration import Configuration
 from kvpool_agent.flows.certify import IdentityPlace
 from kvpool_agent.heartbeat import Beat
+from kvpool_agent.place import Place
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_contract.config import ConfigError
 from kvpool_contract.names import CACHE_NAMESPACES_VARIABLE, TEMPLATE_VARIABLE
@@ -64,7 +65,7 @@ async def serve(options: argparse.Namespace) -> None:
     agent = Agent(configuration, place, memory, beat)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+        loop.add_signal_handler(number, agent.leave)
     await agent.run()
 
 

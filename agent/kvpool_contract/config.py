@@ -22,7 +22,7 @@ DIGEST_DIGITS = 12
 GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
 DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
 DEFAULT_OWNED_PERCENT = 70
-LIVE_FIELDS = ("prewarm", "readiness", "loading", "paused", "generation")
+LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "paused", "generation")
 
 
 class ConfigError(ValueError):
@@ -81,6 +81,15 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drain:
+    """What an agent does that is told to end: for `maxSeconds` at most it hands to other members what it alone holds
+    of the hot blocks, at `maxBytesPerSecond` at most; 0 seconds: nothing. Members take it at the same rate."""
+
+    maxSeconds: float = 0.0  # noqa: N815
+    maxBytesPerSecond: int = 500 * MIB  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tls:
     """How members prove who they are. `Managed`: by a certificate that the signer at `signer` (host:port) issues for
     the pod's token; `Files`: by one that lies in a folder, with its key and the authorities; `Disabled`: not at all,
@@ -135,6 +144,7 @@ class AgentConfig:
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)
     loading: Loading = field(default_factory=Loading)
+    drain: Drain = field(default_factory=Drain)
     paused: bool = False
     generation: int = 0
     cacheNamespaces: tuple[CacheNamespace, ...] = ()  # noqa: N815
@@ -231,6 +241,8 @@ def _check(config: AgentConfig) -> None:
     at_least("readiness.attachGraceSeconds", config.readiness.attachGraceSeconds, 0)
     at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
     at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
+    at_least("drain.maxSeconds", config.drain.maxSeconds, 0)
+    at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)
     percents = {"readiness.targetPercent": config.readiness.targetPercent, "ownedPercent": config.ownedPercent}
     for path, percent in percents.items():
         if percent > 100:

@@ -186,8 +186,9 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """The whole document. `state` is Starting, Warming, Ready(warm) or Ready(degraded), with `reason` for the
-    last; `attached` says whether an engine session is open; `misses` counts blocks by reason."""
+    """The whole document. `state` is Starting, Warming, Ready(warm), Ready(degraded) with a `reason`, or Draining while
+    a member that leaves hands over what it holds; `attached` says whether an engine session is open; `misses` counts
+    blocks by reason."""
 
     version: int
     pool: str

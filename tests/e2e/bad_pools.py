@@ -78,7 +78,7 @@ BAD_POOLS = [
     _unknown(
         "engin",
         {},
-        "engine, tiers, prewarm, readiness, loading, cacheNamespaces, requestNamespace, gatewayKeySecretRef, "
+        "engine, tiers, prewarm, readiness, loading, drain, cacheNamespaces, requestNamespace, gatewayKeySecretRef, "
         "transport, agent, paused",
     ),
     _wrong("tiers.memory.ownedPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),

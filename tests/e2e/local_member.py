@@ -19,10 +19,12 @@ from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.fetch import Fetcher
+from kvpool_agent.flows.handoff import HandOff
 from kvpool_agent.flows.lookup import LookupFlow, Request
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
+from kvpool_agent.flows.takeover import TakeOver
 from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
@@ -31,13 +33,14 @@ from kvpool_agent.peer.tls import CLEAR, Transport
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
 from kvpool_agent.policy.groups import groups_of
 from kvpool_agent.policy.homes import SETTLE_SECONDS
+from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.sources import share
 from kvpool_agent.store.headers import ARENA_HEADER_BYTES, SLOT_HEADER_BYTES, encode_fields
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
 from kvpool_agent.store.tag import tag_of
 from kvpool_client.groups import FULL, Group
-from kvpool_contract.config import Members
+from kvpool_contract.config import Drain, Loading, Members, Prewarm
 from kvpool_contract.names import format_fingerprint
 
 POOL, FIELDS, SLOT = "pool", {"engine": "local"}, 64
@@ -92,7 +95,8 @@ class LocalMember:
         self.locator = Locator(
             self.members, self.dialer, self.breakers, self.account, self.homes if directory else None, self.entries
         )
-        self.fetcher = Fetcher(self.dialer, self.breakers, self.account)
+        self.drain = Drain(maxSeconds=WAIT)
+        self.fetcher = Fetcher(self.dialer, self.breakers, self.account, self._purposes)
         self.lookup = LookupFlow(self.locator, self.fetcher, self.account, load_seconds)
         self.load_seconds = load_seconds
         self.announcer = Announcer(
@@ -100,9 +104,20 @@ class LocalMember:
         )  # fmt: skip
         self.orphans = OrphanCheck(self.slabs, self.members, self.dialer, self.breakers)
         probe = ProbeFlow(0, self.members, self.dialer, self.account, lambda: None)
-        source = OwnBlocks(identity, self.slabs, Reading(self.account), self._state, probe)
+        source = OwnBlocks(identity, self.slabs, Reading(self.account, self._purposes), self._state, probe)
         own = OwnDirectory(identity, self.slabs, source, self.entries, self.members) if directory else None
-        self.server = PeerServer("127.0.0.1", 0, source, own, transport=transport, entitlement=entitlement)
+        self.takeover = TakeOver(self.slabs, self.members, self.fetcher, self.account, lambda: self.ready)
+        self.handoff = HandOff(self.slabs, self.members, self.dialer, self.account, lambda: self.drain)
+        self.server = PeerServer(
+            "127.0.0.1",
+            0,
+            source,
+            own,
+            self.takeover,
+            purposes=self._purposes,
+            transport=transport,
+            entitlement=entitlement,
+        )
         self.address = f"127.0.0.1:{self.server.port}"
 
     def start(self, *, seed: bool = True) -> "LocalMember":
@@ -129,6 +144,9 @@ class LocalMember:
         self.kill()
         lines = self._seeds.read_text().splitlines()
         self._seeds.write_text("".join(f"{line}\n" for line in lines if line != self.address))
+
+    def _purposes(self) -> Purposes:
+        return purposes(Prewarm(), Loading(), self.drain)
 
     def _state(self) -> str:
         return "Ready(warm)" if self.ready else "Warming"

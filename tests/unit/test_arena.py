@@ -91,6 +91,33 @@ def test_a_block_under_two_leases_stays_for_the_longer_one() -> None:
     assert arena.reserve(1, 20.0) == [0]
 
 
+@pytest.mark.parametrize("policy", ["GDSF", "LRU", "S3FIFO"])
+def test_what_may_not_make_room_stays_and_colder_blocks_behind_it_go(policy: str) -> None:
+    arena = Arena(6, eviction=policy)
+    for n in range(6):
+        put(arena, n)
+    hot = {key(0), key(1), key(3)}
+    slots = arena.reserve(6, 0.0, lambda one: one not in hot)
+    assert held(arena, *range(6)) == [0, 1, 3]
+    assert len(slots) == 3
+    arena.give_back(slots)
+    assert len(arena.reserve(6, 0.0)) == 6  # without that rule all make room
+
+
+def test_an_adopted_block_makes_room_as_owned_ones_do_and_counts_as_computed_elsewhere() -> None:
+    arena = Arena(4, owned_percent=50)
+    put(arena, 1, foreign=True)
+    put(arena, 2, foreign=True)
+    arena.adopt([key(1), key(7)])
+    arena.adopt([key(1)])
+    put(arena, 3)
+    put(arena, 4)
+    put(arena, 5, foreign=True)  # owned ones have borrowed: the one used for the fewest requests goes
+    assert (held(arena, 1, 2, 3, 4, 5), arena.foreign) == ([1, 2, 4, 5], 3)
+    put(arena, 6)  # none has borrowed: replica copies go first
+    assert held(arena, 1, 2, 4, 5, 6) == [1, 4, 5, 6]
+
+
 def test_reserve_gives_fewer_slots_when_the_rest_is_leased() -> None:
     arena = Arena(4)
     put(arena, 1, 2, 3, 4)

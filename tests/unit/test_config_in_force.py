@@ -61,6 +61,7 @@ CHANGES: dict[str, Any] = {
     "prewarm": {"maxStreams": 9},
     "readiness": {"targetPercent": 5},
     "loading": {"deadlineSeconds": 1.5},
+    "drain": {"maxSeconds": 8},
     "paused": True,
     "generation": 7,
     "arenaBytes": 2 << 30,

@@ -39,6 +39,8 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.Entitling(b"m" * frames.NONCE_BYTES),
     frames.Proof(),
     frames.Proved(),
+    frames.Offer(b"f" * 16, 4.5),
+    frames.Taken(),
 ]
 
 
@@ -221,7 +223,7 @@ def test_fields_over_the_limit_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"), [([1], 1), ([5, 1, 2], 2), ([3, 2], 3), ([5], None), ([], None), ([0, -1], None)]
+    ("offered", "chosen"), [([1], 1), ([6, 1, 2], 2), ([3, 2], 3), ([6], None), ([], None), ([0, -1], None)]
 )
 def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
     assert frames.choose_version(offered) == chosen

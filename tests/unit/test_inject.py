@@ -9,8 +9,9 @@ import pytest
 from pod_templates import GUARANTEED, engine, first, joined, own, pool, template, variables
 
 from kvpool_operator.desired.pool import PoolError
-from kvpool_operator.inject import Injected, Settings, inject
+from kvpool_operator.inject import Injected, Settings, inject, restore
 from kvpool_operator.inject.engine import port_of
+from kvpool_operator.inject.grace import GRACE
 
 
 def test_the_input_is_never_changed() -> None:
@@ -157,6 +158,19 @@ def test_a_pods_own_limit_of_zero_is_none_and_stays() -> None:
 
 def test_an_engine_without_resources_gets_none() -> None:
     assert "resources" not in first(joined(template()))
+
+
+@pytest.mark.parametrize(
+    ("own", "seconds", "after"),
+    [({}, 20, 50), ({}, 2.5, 33), ({}, 0, None), ({GRACE: 600}, 20, 620), ({GRACE: 0}, 20, 0), ({GRACE: None}, 20, 50)],
+)
+def test_the_pod_has_time_to_hand_over_beyond_the_engines_own(
+    own: dict[str, Any], seconds: float, after: int | None
+) -> None:
+    given = template(**own)
+    result = joined(given, pool(drain={"maxSeconds": seconds}))
+    assert result["spec"].get(GRACE) == after
+    assert restore(result)["spec"].get(GRACE) == own.get(GRACE)
 
 
 def test_shared_memory_has_room_for_the_host_pool() -> None:

@@ -40,6 +40,14 @@ class TestHeat:
         assert (first.key, second.key) == (key(2), key(1))
         assert (first.heat, second.heat) == pytest.approx((0.5, 0.25))
 
+    def test_what_another_member_counted_adds_up_and_ages_alike(self) -> None:
+        heat = HeatTable(10_000)
+        heat.count(chain(1), 100.0)
+        heat.inherit([HotBlock(key(1), b"", 0, 2.0), HotBlock(key(2), key(1), 1, 2.0)], 100.0 + HALF_LIFE_SECONDS)
+        later = 100.0 + 2 * HALF_LIFE_SECONDS
+        assert [heat.of(each, later) for each in chain(1, 2, 3)] == pytest.approx([1.25, 1.0, 0.0])
+        assert heat.hottest(chain(1, 2), later, 2)[1] == HotBlock(key(2), key(1), 1, pytest.approx(1.0))
+
     def test_the_hottest_n_are_closed_under_prefixes_whatever_was_asked(self) -> None:
         draw = random.Random(5)
         heat = HeatTable(10_000)

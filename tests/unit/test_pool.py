@@ -107,6 +107,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                         "onDeadline": "Degrade",
                     },
                     "loading": {"deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
+                    "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
                 }
             ).encode()
         ).config
@@ -150,6 +151,7 @@ def test_every_field_reaches_the_configuration() -> None:
                     "onDeadline": "Block",
                 },
                 "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
+                "drain": {"maxSeconds": 7, "maxBytesPerSecond": "2M"},
                 "agent": {
                     "image": "i",
                     "imagePullSecrets": [{"name": "s"}],
@@ -192,6 +194,7 @@ def test_every_field_reaches_the_configuration() -> None:
             "onDeadline": "Block",
         },
         "loading": {"deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
+        "drain": {"maxSeconds": 7.0, "maxBytesPerSecond": 2000000},
         "paused": True,
         "generation": 0,
         "cacheNamespaces": [],

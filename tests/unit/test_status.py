@@ -70,6 +70,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_state{state="Warming"}': 0,
         'kvpool_state{state="Ready(warm)"}': 0,
         'kvpool_state{state="Ready(degraded)"}': 1,
+        'kvpool_state{state="Draining"}': 0,
         "kvpool_attached": 1,
         "kvpool_attaches_total": 2,
         "kvpool_arena_limit_bytes": 1 << 30,

@@ -123,6 +123,38 @@ def test_a_worker_whose_heartbeat_stops_is_killed(probes: Probes, monkeypatch: p
     assert probes.latched
 
 
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        (b'{"drain": 2.5}', 2.5),
+        (b'{"drain": "9"}', 0.0),
+        (b'{"drain": 1e9}', 0.0),
+        (b'{"drain": NaN}', 0.0),
+        (b"{}", 0),
+    ],
+)
+def test_a_worker_that_hands_over_has_the_time_that_it_has_said(
+    probes: Probes, monkeypatch: pytest.MonkeyPatch, line: bytes, seconds: float
+) -> None:
+    waited: list[float] = []
+    made = Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)
+    made._beat(line)
+
+    class Worker:
+        def wait(self, timeout: float) -> int:
+            waited.append(timeout)
+            return 0
+
+        def terminate(self) -> None:
+            """Told to end."""
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Worker())
+    made._run_worker()  # it has ended by itself
+    made.stop()
+    made._run_worker()
+    assert waited == [supervisor.STOP_SECONDS, supervisor.STOP_SECONDS + seconds]
+
+
 @pytest.mark.parametrize("line", [b"", b"{", b"\xff", json.dumps({"other": 1}).encode()])
 def test_a_beat_that_cannot_be_read_changes_no_latch(probes: Probes, line: bytes) -> None:
     beat(probes, line)

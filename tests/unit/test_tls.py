@@ -274,7 +274,7 @@ def test_the_controller_gets_the_status_and_nothing_else(source: Source) -> None
     def ask(own: Credentials, message: frames.AnyMessage) -> bytes:
         asker = Asker(own, "controller" if own.own.name.is_controller else "asker")
         connection, welcome = asker.dialer.handshake(source.address, WAIT)
-        assert welcome.version == 4
+        assert welcome.version == frames.VERSIONS[0]
         with contextlib.closing(connection):
             connection.send(message)
             _, tail_length = connection.receive()

@@ -66,8 +66,7 @@ class OwnBlocks:
         slab = self._slab(fingerprint)
         if slab is None:
             return []
-        with slab.heat_lock:
-            return slab.heat.hottest(slab.arena.keys(), time.monotonic(), limit)
+        return slab.hottest(time.monotonic(), limit)
 
     def heads(self, fingerprint: bytes, since: int, seconds: float) -> Told:
         if self._probe.withdrawn:  # nothing is held for others, for the rest of this life

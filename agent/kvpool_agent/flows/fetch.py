@@ -19,6 +19,7 @@ from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.policy.purposes import Purposes, Receiving, default_purposes
+from kvpool_agent.store.arena import MayGo
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
@@ -45,6 +46,7 @@ class _Order:
     deadline: float
     arrived: Callable[[int], None]
     checked: Callable[[bytes], None]
+    may_go: MayGo | None
 
 
 class InFlight:
@@ -100,12 +102,14 @@ class Fetcher:
         deadline: float,
         arrived: Callable[[int], None] = lambda _size: None,
         checked: Callable[[bytes], None] = lambda _key: None,
+        may_go: MayGo | None = None,
     ) -> str:
         """Fetches the blocks that are neither here nor on their way; returns a reason, empty when all came.
 
         deadline: on the monotonic clock. `arrived(size)` and `checked(key)` are called for each block.
+        may_go: which blocks may make room, as Arena.reserve has it.
         """
-        order = _Order(slab, address, purpose, deadline, arrived, checked)
+        order = _Order(slab, address, purpose, deadline, arrived, checked, may_go)
         with ExitStack() as kept:
             return self._in_parts(order, wanted, kept)
 
@@ -166,7 +170,7 @@ class Fetcher:
         if not self._breakers.begin(address):
             self._account.count("fetch_breaker_open")
             return "breaker_open"
-        slots, reason = reserved(slab, len(wanted))
+        slots, reason = reserved(slab, len(wanted), order.may_go)
         if not slots:
             self._breakers.put_off(address)
             return reason
@@ -247,11 +251,11 @@ def not_here(slab: Slab, wanted: Sequence[Wanted]) -> list[Wanted]:
     return [w for w, here in zip(wanted, held, strict=True) if not here]
 
 
-def reserved(slab: Slab, count: int) -> tuple[list[int], str]:
+def reserved(slab: Slab, count: int, may_go: MayGo | None = None) -> tuple[list[int], str]:
     """Slots to bring blocks into, and why they are fewer than `count`."""
     now = time.monotonic()
     writable = slab.arena.writable(now)
-    slots = slab.arena.reserve(count, now)
+    slots = slab.arena.reserve(count, now, may_go)
     return slots, "" if len(slots) == count else "no_room" if writable else "just_restarted"
 
 

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from kvpool_agent.policy import validity
 from kvpool_contract.status import AgentStatus, Capacity, Disk
 
-STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)")
+STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)", "Draining")
 CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
 # told from the start: an alert looks at how much these grow, and what was not there does not grow
 ALERTED = ("probe_mismatch", "tag_failures")

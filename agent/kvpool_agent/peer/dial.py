@@ -207,6 +207,36 @@ class Dialer:
             except frames.FrameError as error:
                 raise PeerError(str(error)) from None
 
+    def welcome(self, address: str, seconds: float) -> frames.Welcome:
+        """How the member is now."""
+        with self._lent(address, seconds) as connection:
+            connection.send(frames.Ping())
+            return self.expect_welcome(connection)
+
+    def shares(self, address: str, slab: bytes, seconds: float) -> bool:
+        """Whether the member holds the key of the slab's cache namespace, or that has none."""
+        if self._is_stranger(address, slab):
+            return False
+        with self._lent(address, seconds) as connection:
+            return self._shares(address, connection, slab)
+
+    def offer(self, address: str, fingerprint: bytes, blocks: Sequence[HotBlock], deadline: float) -> list[bool]:
+        """Hands blocks to a member, which fetches what it wants of them; for each whether it holds it then.
+
+        deadline: on the monotonic clock, for everything."""
+        with self._lent(address, deadline - time.monotonic()) as connection:
+            if connection.version < frames.OFFER_VERSION:
+                raise PeerError(f"the peer speaks version {connection.version}, which takes nothing over")
+            if not self._shares(address, connection, fingerprint):
+                raise PeerError("the member holds no key of this cache namespace")
+            message = frames.Offer(fingerprint, max(0.0, deadline - time.monotonic()))
+            connection.send(message, frames.pack_hot(blocks))
+            connection.settimeout(deadline - time.monotonic())
+            answer, tail_length = connection.receive()
+            if not isinstance(answer, frames.Taken) or tail_length != len(blocks):
+                raise PeerError(f"bad answer to an offer: {type(answer).__name__} with {tail_length} bytes")
+            return [held == 1 for held in connection.read(tail_length)]
+
     def fetch(
         self,
         address: str,

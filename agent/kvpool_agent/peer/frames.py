@@ -14,11 +14,12 @@ from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import MAX_CHANGES, MAX_HEADS, NAME_BYTES, Told
 from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
-VERSIONS = (4, 3, 2, 1)
+VERSIONS = (5, 4, 3, 2, 1)
 DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
 HEADS_VERSION = 3  # the first one with Heads
 STATUS_VERSION = 4  # the first one with Status
 PROOF_VERSION = 4  # the first one with Entitle and Proof
+OFFER_VERSION = 5  # the first one with Offer
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -27,10 +28,12 @@ MAX_NAME = 256  # characters of a member's UID, an incarnation, an address
 MAX_HOLDERS = 32  # in an answer about a list of keys
 MAX_TOLD = 64  # addresses in an answer to a renewal
 MAX_GROUPS = 1024  # in one announcement
+MAX_OFFER = 1024  # blocks in one offer
 MAX_TOLD_HEADS = MAX_HEADS + MAX_CHANGES  # names in one answer
 NONCE_BYTES = 32
 LENGTHS = struct.Struct("!II")
 _HOT = struct.Struct(f"!{BLOCK_KEY_BYTES}s{BLOCK_KEY_BYTES}sIdB")
+HOT_BYTES = _HOT.size  # of a block in a hot list
 
 
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -215,6 +218,18 @@ class Proved(Message, tag="proved"):
     """Answer to Proof, whatever it has proved."""
 
 
+class Offer(Message, tag="offer"):
+    """From version 5 on: I am leaving, and hold these hot blocks; fetch what you want to keep of them, within
+    `seconds`. Tail: packed entries as of a hot list, hottest first."""
+
+    format: bytes
+    seconds: float
+
+
+class Taken(Message, tag="taken"):
+    """Answer to Offer, when all is fetched. Tail: one byte for each block, 1 where the answerer holds it now."""
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -243,6 +258,8 @@ AnyMessage = (
     | Entitling
     | Proof
     | Proved
+    | Offer
+    | Taken
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -93,6 +93,15 @@ class Directory(Protocol):
     def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]: ...
 
 
+class Taker(Protocol):
+    """Who takes over what a member that leaves has offered."""
+
+    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+        """For each block, hottest first, whether it is held here after what is wanted of them was fetched. giver: UID
+        and incarnation."""
+        ...
+
+
 class PeerServer:
     """Listens on (host, port); port 0 takes a free one, see `port`. Without a directory it speaks version 1."""
 
@@ -102,6 +111,7 @@ class PeerServer:
         port: int,
         source: Source,
         directory: Directory | None = None,
+        taker: Taker | None = None,
         *,
         purposes: Callable[[], Purposes] = default_purposes,
         count: Callable[[str], None] = lambda _word: None,
@@ -115,7 +125,7 @@ class PeerServer:
         self._status = status
         self._source = source
         self._entitlement = entitlement or Entitlement(Keyring(), ("", ""))
-        self._directory = directory
+        self._directory, self._taker = directory, taker
         self._versions = frames.VERSIONS if directory is not None else (frames.DIRECTORY_VERSION - 1,)
         self._purposes = purposes
         self._count = count
@@ -236,8 +246,9 @@ class PeerServer:
 
     @contextlib.contextmanager
     def _turn(self, connection: Connection, message: frames.AnyMessage) -> Iterator[None]:
-        """Of what costs this worker computing. Streams have bounds of their own, and who waits for heads only waits."""
-        if connection.peer is None or isinstance(message, frames.Fetch | frames.Heads):
+        """Of what costs this worker computing. Streams, also those that an offer begins, have bounds of their own,
+        and who waits for heads only waits."""
+        if connection.peer is None or isinstance(message, frames.Fetch | frames.Heads | frames.Offer):
             yield
             return
         with self._shares.turn(connection.peer[0]) as found:
@@ -272,12 +283,27 @@ class PeerServer:
                 self._reply(connection, *frames.pack_heads(told))
             case frames.Fetch():
                 self._fetch(connection, message, keys_of(connection, tail_length))
+            case frames.Offer() if version >= frames.OFFER_VERSION and self._taker is not None:
+                self._take(self._taker, connection, message, tail_length)
             case frames.Entitle() if version >= frames.PROOF_VERSION and not tail_length:
                 self._entitlement.answer(connection, message)
             case _:
                 if self._directory is None or version < frames.DIRECTORY_VERSION or connection.peer is None:
                     raise PeerError(f"unexpected message {type(message).__name__}")
                 self._keep(self._directory, connection, connection.peer, message, tail_length)
+
+    def _take(self, taker: Taker, connection: Connection, message: frames.Offer, tail_length: int) -> None:
+        if tail_length > frames.MAX_OFFER * frames.HOT_BYTES or connection.peer is None:
+            raise PeerError(f"an offer of {tail_length} bytes is over the limit")
+        try:
+            blocks = frames.unpack_hot(connection.read(tail_length))
+        except frames.FrameError as error:
+            raise PeerError(str(error)) from None
+        # in this order: whatever the asker has written there, also what is no number, gives a time
+        seconds = min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
+        entitled = self._entitlement.entitled(connection, message.format)
+        taken = taker.take(connection.peer, message.format, blocks, seconds) if entitled else [False] * len(blocks)
+        self._reply(connection, frames.Taken(), bytes(taken))
 
     def _keep(
         self,

@@ -36,16 +36,37 @@ class HeatTable:
     def count(self, chain: Sequence[bytes], now: float, *, linked: bool = True) -> None:
         """One request contained these blocks, in this order from the beginning of its prompt. linked: whether a block
         is worth nothing without those before it, and so has a parent."""
-        if not self._entries:
-            self._epoch = now
-        if now - self._epoch > _REBASE_AFTER:
-            self._rebase(now)
-        weight = 2.0 ** ((now - self._epoch) / HALF_LIFE_SECONDS)
+        weight = self._weight(now)
         parent = b""
         for depth, key in enumerate(chain):
             heat = self._entries[key][0] if key in self._entries else 0.0
             self._entries[key] = (heat + weight, parent, depth)
             parent = key if linked else b""
+        self._cut()
+
+    def inherit(self, blocks: Iterable[HotBlock], now: float) -> None:
+        """What another member has counted, which counts no more itself."""
+        weight = self._weight(now)
+        for block in blocks:
+            heat = self._entries[block.key][0] if block.key in self._entries else 0.0
+            self._entries[block.key] = (heat + block.heat * weight, block.parent, block.depth)
+        self._cut()
+
+    def of(self, key: bytes, now: float) -> float:
+        """A block's heat now; 0 where it was never counted."""
+        entry = self._entries.get(key)
+        return entry[0] * 2.0 ** (-(now - self._epoch) / HALF_LIFE_SECONDS) if entry is not None else 0.0
+
+    def _weight(self, now: float) -> float:
+        """What one request of now counts, as of the epoch."""
+        if not self._entries:
+            self._epoch = now
+        if now - self._epoch > _REBASE_AFTER:
+            self._rebase(now)
+        weight: float = 2.0 ** ((now - self._epoch) / HALF_LIFE_SECONDS)
+        return weight
+
+    def _cut(self) -> None:
         if len(self._entries) > self._limit:
             keep = sorted(self._entries.items(), key=lambda item: (-item[1][0], item[1][2]))
             self._entries = dict(keep[: self._limit - self._limit // 10])

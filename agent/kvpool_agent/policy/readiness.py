@@ -1,10 +1,10 @@
 """The states of an agent and the way between them.
 
-Starting → Warming → Ready(warm) | Ready(degraded, reason). Ready is a latch: the supervisor keeps it for the life of
-the agent's container, so no later outage empties a Service. A worker that follows another one in a container that
-was ready goes on with its state, unless the arena did not survive. That an engine runs without the pool stands until
-one attaches: the warm-up for another engine, which ends meanwhile, says nothing about it. Pure: events go in with their
-time, the state comes out.
+Starting → Warming → Ready(warm) | Ready(degraded, reason) → Draining. Ready is a latch: the supervisor keeps it
+for the life of the agent's container, so no later outage empties a Service. A worker that follows another one in a
+container that was ready goes on with its state, unless the arena did not survive. That an engine runs without the
+pool stands until one attaches: the warm-up for another engine, which ends meanwhile, says nothing about it. Pure:
+events go in with their time, the state comes out.
 """
 
 import math
@@ -16,6 +16,7 @@ from kvpool_contract import config
 _WARM_UP_REASONS = ("", "nothing_to_warm", "warm_deadline", "warm_incomplete", "arena_lost")
 PAUSED, RESUMED = "paused", "resumed"
 STARTING, WARMING, WARM, DEGRADED = "Starting", "Warming", "Ready(warm)", "Ready(degraded)"
+DRAINING = "Draining"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Readiness:
             self._state, self._reason = last if last[0] in (WARM, DEGRADED) else (DEGRADED, "warm_deadline")
         self.latched = latched
         self._resumed = latched and self._reason != RESUMED
-        self._paused = False
+        self._paused = self._leaving = False
         self._bare = False
         # how the warm-up ended, None while that is not known
         self._warmed = self._reason if latched and self._reason in _WARM_UP_REASONS else None
@@ -62,10 +63,14 @@ class Readiness:
 
     @property
     def state(self) -> str:
+        if self._leaving:
+            return DRAINING
         return DEGRADED if self._paused else self._state
 
     @property
     def reason(self) -> str:
+        if self._leaving:
+            return ""
         return PAUSED if self._paused else self._reason
 
     @property
@@ -98,6 +103,10 @@ class Readiness:
             self.ready_at = now
         elif before and not paused and self._state in (STARTING, WARMING):
             self._state, self._reason = DEGRADED, RESUMED
+
+    def leave(self) -> None:
+        """The agent was told to end, and hands over what it holds."""
+        self._leaving = True
 
     def engine_healthy(self, now: float) -> None:
         if self.healthy_at is None:

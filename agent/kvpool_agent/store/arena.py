@@ -23,6 +23,7 @@ from kvpool_agent.store.slots import FreeSlots
 from kvpool_agent.store.table import HeaderTable
 from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
 
+PASSED_OVER = 64  # blocks that may not make room, before it is given up
 SHRINK_BLOCKS = 256  # at a time beyond what a writer asks for, where the capacity was lowered
 
 
@@ -39,6 +40,8 @@ class Held:
 
 # Gets an owned block that is being evicted: True where the callee takes its slot over, until it gives that back
 Spill = Callable[[Held], bool]
+# Whether the block with this key may make room, asked under the lock
+MayGo = Callable[[bytes], bool]
 
 
 class Arena:
@@ -178,18 +181,30 @@ class Arena:
                 if block is not None:
                     self._pressure.use(block)
 
+    def adopt(self, keys: Iterable[bytes]) -> None:
+        """These blocks, which another member's engine computed, are owned from now on; several requests there have
+        contained them."""
+        with self._lock:
+            for key in keys:
+                block = self._index.blocks.get(key)
+                if block is not None:
+                    self._pressure.adopt(block)
+                    self._pressure.use(block)
+                    self._settle(block)
+
     # -- writing -------------------------------------------------------------------------------------
 
-    def reserve(self, count: int, now: float) -> list[int]:
+    def reserve(self, count: int, now: float, may_go: MayGo | None = None) -> list[int]:
         """Up to `count` slots to write into, by evicting what may be; fewer when everything is leased or in use as
-        a parent of what is; none before the arena is `writable`. Neighbours where there is room."""
+        a parent of what is, or `may_go` keeps it; none before the arena is `writable`. Neighbours
+        where there is room."""
         with self._lock:
             if not self.writable(now):
                 return []
             self._leases.expire(now)
             count = min(count, self.capacity)
             for _ in range(count + SHRINK_BLOCKS):
-                if self._room() >= count or not self._evict_one():
+                if self._room() >= count or not self._evict_one(may_go):
                     break
             return self._free.take(min(count, max(0, self._room())))
 
@@ -282,11 +297,11 @@ class Arena:
             self._settle(block)
             self._index.orphans.lease_ended(block.key)
 
-    def _evict_one(self) -> bool:
+    def _evict_one(self, may_go: MayGo | None) -> bool:
         """Takes one block out; its slot is free then, unless it is spilled. False when there is none to take."""
         blocks = self._index.blocks
         orphan = self._index.orphans.next(lambda key: blocks[key].leases > 0)
-        key = orphan if orphan is not None else self._pressure.next(self.capacity)
+        key = orphan if orphan is not None else self._next(may_go)
         if key is None:
             return False
         block = blocks[key]
@@ -296,6 +311,15 @@ class Arena:
         if not spills:
             self._vacate(block)
         return True
+
+    def _next(self, may_go: MayGo | None) -> bytes | None:
+        """The block that makes room; those before it in the policy's order that may not count as used."""
+        for _ in range(PASSED_OVER):
+            key = self._pressure.next(self.capacity)
+            if key is None or may_go is None or may_go(key):
+                return key
+            self._pressure.use(self._index.blocks[key])
+        return None
 
     def _forget(self, block: Block, *, reachable: bool = True, evicted: bool = False) -> None:
         self._pressure.go(block, evicted=evicted)

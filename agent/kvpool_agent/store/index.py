@@ -24,6 +24,7 @@ class Block:
     parent: bytes
     tag: bytes
     foreign: bool
+    adopted: bool = False  # computed elsewhere, and this agent's own since its owner has left
     leases: int = 0
     dropped: bool = False
     position: int = UNKNOWN  # in its chain

@@ -1,9 +1,9 @@
 """Who makes room: two classes of blocks with a budget each, and in each the one that the policy names.
 
-Owned blocks were computed by the engine beside this agent, replica copies came from other members, which may still
-hold them. Either class may use what the other leaves free. Under pressure the class goes first that has more than its
-budget; where none has, replica copies go before owned ones. Orphans, which no request can reach, go before both.
-Used under the arena's lock.
+Owned blocks were computed by the engine beside this agent, or taken over from a member that has left; replica copies
+came from other members, which may still hold them. Either class may use what the other leaves free. Under pressure the
+class goes first that has more than its budget; where none has, replica copies go before owned ones. Orphans, which no
+request can reach, go before both. Used under the arena's lock.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,17 @@ class Pressure:
         self._owned, self._replicas = policy(), policy()
 
     def _of(self, block: Block) -> Policy[bytes]:
-        return self._replicas if block.foreign else self._owned
+        return self._replicas if block.foreign and not block.adopted else self._owned
 
     def come(self, block: Block) -> None:
         self._of(block).come(block.key)
+
+    def adopt(self, block: Block) -> None:
+        """From now on the block is owned; it is to be settled."""
+        if block.foreign and not block.adopted:
+            self.go(block, evicted=False)
+            block.adopted = True
+            self.come(block)
 
     def use(self, block: Block) -> None:
         self._of(block).use(block.key)

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.policy.ghost import Ghost
-from kvpool_agent.policy.heat import HeatTable
+from kvpool_agent.policy.heat import HeatTable, HotBlock
 from kvpool_agent.policy.shares import parts
-from kvpool_agent.store.arena import Arena, Held
+from kvpool_agent.store.arena import Arena, Held, MayGo
 from kvpool_agent.store.headers import encode_fields, slot_bytes_of, slots_that_fit
 from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
@@ -74,6 +74,21 @@ class Slab:
 
     def address(self, slot: int) -> int:
         return self.memory.address + slot * self.slot_bytes
+
+    def hottest(self, now: float, limit: int) -> list[HotBlock]:
+        """The hottest of the blocks that are here, hottest first and parents before children."""
+        here = self.arena.keys()  # first: the arena's lock may be held where heat is asked for
+        with self.heat_lock:
+            return self.heat.hottest(here, now, limit)
+
+    def colder_than(self, heat: float, now: float) -> MayGo:
+        """Which blocks may make room for some of this heat: those that are colder."""
+
+        def colder(key: bytes) -> bool:
+            with self.heat_lock:
+                return self.heat.of(key, now) < heat
+
+        return colder
 
     def key(self, engine_key: bytes, hash_bytes: int, names: bytes | None = None) -> bytes:
         """The block key of an engine's key, which is its hash and 4 bytes of group. names: the key of names, that of

@@ -148,6 +148,30 @@ class Loading(Part, frozen=True):
     ] = Bytes(0)
 
 
+class Drain(Part, frozen=True):
+    """What a pod that is deleted hands over: the hot blocks that its agent alone holds go to agents that stay."""
+
+    max_seconds: Annotated[
+        float,
+        field(
+            "How long the agent stays for it after the engine has ended; the pod's terminationGracePeriodSeconds is "
+            "raised by as much when the pod is made. 0: nothing is handed over.",
+            LIVE,
+            ge=0,
+            le=600,
+        ),
+    ] = 20.0
+    max_bytes_per_second: Annotated[
+        Bytes,
+        field(
+            "Bytes per second that a leaving member gives at most, to all others together, and that one which stays "
+            "takes at most.",
+            LIVE,
+            least=1,
+        ),
+    ] = Bytes(500 * MIB)
+
+
 _Quantities = dict[str, str | int | float]
 
 
@@ -209,6 +233,7 @@ class PoolSpec(Part, frozen=True):
     prewarm: Prewarm = msgspec.field(default_factory=Prewarm)
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
+    drain: Drain = msgspec.field(default_factory=Drain)
     cache_namespaces: CacheNamespaces = msgspec.field(default_factory=list)
     request_namespace: RequestNamespace = "Ignore"
     gateway_key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)

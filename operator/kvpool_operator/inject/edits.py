@@ -25,6 +25,7 @@ _ADDED = re.compile(
 _CHANGED = re.compile(
     r"spec/containers/[^/]+/(command|env/(PYTHONPATH|VLLM_PLUGINS)|resources/(requests|limits)/memory)"
     r"|spec/resources/(requests|limits)/(cpu|memory)|spec/volumes/[^/]+/emptyDir/sizeLimit"
+    r"|spec/terminationGracePeriodSeconds"
     r"|metadata/labels/kvpool\.io~1pool"
     r"|metadata/annotations/(kvpool|traffic\.sidecar\.istio|config\.linkerd)\.io~1[^/]+"
 )

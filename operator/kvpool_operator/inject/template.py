@@ -17,6 +17,7 @@ from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers, resources
 from kvpool_operator.inject.edits import Edits, UnreadableRecordError, undo
 from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine, refuse_mounts
+from kvpool_operator.inject.grace import time_to_hand_over
 from kvpool_operator.inject.keys import mount_keys
 from kvpool_operator.inject.meshes import exclude_ports
 from kvpool_operator.inject.obstacles import refuse_pod
@@ -117,6 +118,7 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, c
     added = host_pool if pool.spec.engine.host_pool.adjust_resources else 0
     resources.raise_engine(edits, engine, added)
     resources.raise_pod(edits, agent["resources"], added)
+    time_to_hand_over(edits, pool.spec.drain.max_seconds)
     for container in (client, agent):
         edits.add(("spec", "initContainers"), container)
     _add_pull_secrets(edits, [secret.name for secret in pool.spec.agent.image_pull_secrets])

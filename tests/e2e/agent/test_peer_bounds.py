@@ -19,7 +19,7 @@ from kvpool_agent.policy.purposes import Purposes, default_purposes, purposes
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab, Slabs
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Loading, Prewarm
+from kvpool_contract.config import Drain, Loading, Prewarm
 from kvpool_contract.names import format_fingerprint
 
 WAIT = 20.0
@@ -171,7 +171,7 @@ def test_a_slow_reader_that_goes_on_gets_every_byte_and_keeps_what_it_reads(
 
 
 def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
-    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 20))
+    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 20), Drain())
     with member(lambda: slow) as source:
         reader = asks(source.address, 3, seconds=2.0)  # four seconds a block
         message, length = reader.receive()
@@ -184,7 +184,7 @@ def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
 
 
 def test_one_who_would_not_wait_for_the_first_block_is_told_busy_and_not_that_none_is_held(dialer: Dialer) -> None:
-    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=2 << 20))
+    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=2 << 20), Drain())
     with member(lambda: slow) as source:
         landed = Landed()
         dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # two seconds' bytes
@@ -235,7 +235,7 @@ def fetch(dialer: Dialer, source: Member, purpose: str, count: int, into: Landed
 
 
 def test_a_source_sends_no_faster_than_its_purpose_may(dialer: Dialer) -> None:
-    table = purposes(Prewarm(maxBytesPerSecond=8 << 20), Loading())
+    table = purposes(Prewarm(maxBytesPerSecond=8 << 20), Loading(), Drain())
     with member(lambda: table, slot=1 << 20) as source:
         began = time.monotonic()
         fetch(dialer, source, "prewarm", BLOCKS, Landed())
@@ -244,7 +244,7 @@ def test_a_source_sends_no_faster_than_its_purpose_may(dialer: Dialer) -> None:
 
 
 def test_a_source_that_stops_at_its_rate_says_so(dialer: Dialer) -> None:
-    table = purposes(Prewarm(maxBytesPerSecond=1 << 20), Loading())
+    table = purposes(Prewarm(maxBytesPerSecond=1 << 20), Loading(), Drain())
     with member(lambda: table, slot=1 << 20) as source:
         for seconds, stopped in ((1.5, True), (WAIT, False)):
             landed = Landed()

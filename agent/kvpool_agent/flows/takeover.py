@@ -1,0 +1,53 @@
+"""Taking over what a member that leaves has offered: it is fetched within this member's own bounds, best first, and
+nothing that is hotter here makes room for it. What has come is this member's own from then on: as a replica copy it
+would be the first to make room, with no other copy behind it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvpool_agent.account import Account
+from kvpool_agent.directory.members import MemberView
+from kvpool_agent.flows.fetch import Fetcher, Wanted
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.policy.purposes import DRAIN
+from kvpool_agent.store.slab import Slabs
+
+MAX_HEAT = 1e9  # whatever a member says
+
+
+class TakeOver:
+    """peer.serve.Taker. Counts `offered_blocks`."""
+
+    def __init__(
+        self, slabs: Slabs, members: MemberView, fetcher: Fetcher, account: Account, willing: Callable[[], bool]
+    ) -> None:
+        """willing: whether this member takes anything now."""
+        self._slabs, self._members, self._fetcher = slabs, members, fetcher
+        self._account, self._willing = account, willing
+
+    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+        found, address = self._slabs.of(slab), self._address(giver)
+        self._account.count("offered_blocks", len(blocks))
+        if found is None or not found.space.open or address is None or not blocks or not self._willing():
+            return [False] * len(blocks)
+        now, keys = time.monotonic(), [block.key for block in blocks]
+        before = found.arena.held(keys)
+        coldest = min(block.heat if 0 <= block.heat <= MAX_HEAT else 0.0 for block in blocks)
+        wanted = [Wanted(block.key, block.parent) for block in blocks]
+        self._fetcher.fetch(found, address, wanted, DRAIN, now + seconds, may_go=found.colder_than(coldest, now))
+        held = found.arena.held(keys)
+        came = [b for b, was, here in zip(blocks, before, held, strict=True) if here and not was]
+        # whoever counted their requests is gone: they stay as hot as they were, for eviction and for newcomers
+        found.arena.adopt([block.key for block in came])
+        with found.heat_lock:
+            found.heat.inherit([b for b in came if 0 <= b.heat <= MAX_HEAT], time.monotonic())
+        return held
+
+    def _address(self, giver: tuple[str, str]) -> str | None:
+        """Where the member is, in the life that has offered."""
+        for member in self._members.all():
+            welcome = member.welcome
+            if welcome is not None and (welcome.member, welcome.incarnation) == giver:
+                return member.address
+        return None
