@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node, block_name
+from authority import member_uri, write_identity
+from process_use import use_of
 from replica import LOOPBACK, MIB, wait_for
 from standin_engine import Served, engine_keys, prompt
 
@@ -23,6 +25,8 @@ from kvpool_client import wire
 
 ELSEWHERE = "127.0.0.9"  # the address that the flood comes from
 BLOCKS, MORE, FETCHES, SECONDS = 6, 20, 16, 20.0
+# of one member that floods: 64 connections with a header and what TLS keeps for each, four requests that are answered
+MEMORY = 48 * MIB
 # the bounds are as they ship, but for times that a test would wait for
 QUICK = "from kvpool_agent.engine_port import server; server.FRAME_SECONDS = 1.0; server.FIRST_FRAME_SECONDS = 1.0"
 
@@ -96,21 +100,32 @@ def test_connections_that_say_nothing_take_no_places_of_other_addresses(joined: 
         sock.close()
 
 
-def test_a_member_that_asks_without_pause_leaves_the_others_their_loads(joined: tuple[Node, Node, Flood]) -> None:
-    """All of its connections ask for the largest lists of keys."""
-    source, asker, _ = joined
+@pytest.mark.parametrize("tls", [True, False], ids=["inside TLS", "in clear"])
+def test_a_member_that_asks_without_pause_leaves_the_others_their_loads(tmp_path: Path, tls: bool) -> None:
+    """All of its connections ask for the largest lists of keys. What the flooded one's memory grows by is bounded."""
+    pool = AgentPool(tmp_path, tls=tls)
+    source, asker = pool.all_joined("ab")
     member = [sys.executable, str(Path(__file__).parents[1] / "flooding_member.py")]
     command = [*member, str(source.replica.peer_port), source.status().format, str(CONNECTIONS)]
+    if tls:
+        certificate, key = pool.pool.authority.leaf(member_uri("demo", "flood-uid"))
+        write_identity(tmp_path / "flood", certificate, key, pool.pool.authority.certificate)
+        command.append(str(tmp_path / "flood"))
+    before = use_of(source).anonymous
     paths = os.pathsep.join(str(Path(__file__).parents[3] / part) for part in ("agent", "operator"))
     with subprocess.Popen(command, env={"PYTHONPATH": paths}, stdout=subprocess.PIPE) as flooding:
         try:
             assert flooding.stdout is not None and flooding.stdout.readline() == b"flooding\n"
             assert counted(source, "bound_member_requests") > 0
+            assert (counted(source, "connections_in_clear") == 0) is tls
             for number in range(3):
                 asker.loads_from(source, f"requests {number}", BLOCKS)
+            assert use_of(source).anonymous - before < MEMORY
         finally:
             flooding.kill()
-    assert not asker.status().misses
+            misses = asker.status().misses
+            pool.stop()
+    assert not misses
 
 
 def test_a_member_that_holds_streams_leaves_one_to_others(pool: AgentPool) -> None:
