@@ -23,7 +23,8 @@ from fuzz_seeds import seeds, words
 # inputs of each target in a hundred: those that go faster, and that strangers reach, get more
 SHARES = {"peer": 40, "asker": 30, "probes": 20, "engine": 10}
 MAX_INPUT, MAX_KEPT = 1 << 12, 400
-CHILD_SECONDS = 3600
+# an input takes a millisecond; these are clocks of the wall, and a busy machine lets a fuzzer stand for a long time
+INPUT_SECONDS, CHILD_SECONDS = 300, 6 * 3600
 SEED = "20261129"
 
 
@@ -41,7 +42,8 @@ def child(target: str, planted: bool, folder: Path, runs: int, findings: Path) -
     dictionary.write_text("".join(f'"{_escaped(word)}"\n' for word in words()))
     arguments = [
         sys.argv[0], str(folder), f"-runs={runs}", f"-max_len={MAX_INPUT}", f"-dict={dictionary}", f"-seed={SEED}",
-        f"-artifact_prefix={findings}/", "-timeout=20", "-rss_limit_mb=1024", "-len_control=0", "-print_final_stats=1",
+        f"-artifact_prefix={findings}/", f"-timeout={INPUT_SECONDS}", f"-report_slow_units={INPUT_SECONDS}",
+        "-rss_limit_mb=1024", "-len_control=0", "-print_final_stats=1",
     ]  # fmt: skip
     with fuzz_plants.PLANTS[target]() if planted else contextlib.nullcontext():
         atheris.Setup(arguments, instrumented.TARGETS[target])
