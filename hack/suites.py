@@ -109,6 +109,7 @@ def run(suite: Suite) -> tuple[bool, float]:
     started = time.monotonic()
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of agents start: what they import is compiled once
     if suite.together:
         passed = run_together(suite.commands, environment)
     else:

@@ -5,6 +5,7 @@ by that group; every wait has a deadline and says what it waited for.
 """
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -130,16 +131,18 @@ class Pool:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.members.touch()
         self.authority = Authority()
-        install = [str(self.tools.agent_python), "-m", "kvpool_client.install", str(self.client)]
-        subprocess.run(install, check=True, stdout=subprocess.DEVNULL, env=_agent_environment())
 
     @property
     def members(self) -> Path:
         return self.folder / "members"
 
-    @property
+    @functools.cached_property
     def client(self) -> Path:
-        return self.folder / "client"
+        """The folder with the plug-in, installed there when somebody first asks for it."""
+        made = self.folder / "client"
+        install = [str(self.tools.agent_python), "-m", "kvpool_client.install", str(made)]
+        subprocess.run(install, check=True, stdout=subprocess.DEVNULL, env=_agent_environment())
+        return made
 
     def replica(self, name: str, **options: Any) -> "Replica":
         made = Replica(self, name, **options)

@@ -23,6 +23,15 @@ from kvpool_contract.status import AgentStatus, Event, decode_status
 WAIT_SECONDS = float(os.environ.get("KVPOOL_WAIT_SECONDS", "20"))  # more where others keep the machine busy
 # a supervisor whose pause between workers does not grow, for tests that kill many of them
 IMPATIENT = ("-c", "from kvpool_agent import supervisor; supervisor.BACK_OFF = (0.05,); supervisor.main()")
+# agents that wait long for each other, for tests that say nothing of silence: a busy machine makes nobody silent
+PATIENT = """
+import sys
+if "kvpool_agent.worker" in sys.orig_argv:
+    from kvpool_agent.peer import dial
+    dial.HANDSHAKE_SECONDS = 30.0  # which others take from here when they are imported
+    from kvpool_agent.directory import locate
+    locate.LOCATE_SECONDS = 30.0
+"""
 RAW_ROWS, RAW_ROW_BYTES = 8, 4096
 
 
@@ -221,8 +230,10 @@ def until_in_force(node: Node, **change: Any) -> AgentStatus:
 class AgentPool:
     """All replicas of one test; `stop` ends every process and thread."""
 
-    def __init__(self, folder: Path, *, tls: bool = True, **agent: Any) -> None:
-        """tls: whether the agents talk inside TLS. agent: fields of every agent's configuration."""
+    def __init__(self, folder: Path, *, tls: bool = True, patient: bool = False, **agent: Any) -> None:
+        """tls: whether the agents talk inside TLS. patient: as PATIENT says. agent: fields of every agent's
+        configuration."""
+        self._patient = patient
         tools = Tools(engine_python=Path("none"), model=Path("none"))
         self.pool = Pool(tools, folder, tls=tls, agent={"arenaBytes": 4 * MIB, **agent})
         self.nodes: list[Node] = []
@@ -234,8 +245,9 @@ class AgentPool:
 
     def node(self, name: str, **agent: Any) -> Node:
         """A replica that is not started yet."""
-        self.nodes.append(Node(self.pool.replica(name, agent=agent)))
-        return self.nodes[-1]
+        made = Node(self.pool.replica(name, agent=agent))
+        self.nodes.append(made.patched(PATIENT) if self._patient else made)
+        return made
 
     def joined(self, name: str, **agent: Any) -> Node:
         """A replica whose agent runs and whose engine is attached."""

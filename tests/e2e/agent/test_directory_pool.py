@@ -194,7 +194,7 @@ def test_with_both_homes_silent_the_group_is_missed_and_that_is_the_reason(
 def test_a_member_that_no_seed_names_is_found_through_others_and_forgotten_when_it_is_gone(
     make: Callable[..., LocalMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learnt, "GONE_SECONDS", 0.5)
+    monkeypatch.setattr(learnt, "GONE_SECONDS", 3.0)
     seeds, hidden = [make("uid-0"), make("uid-1")], make("uid-hidden", seed=False)
     everybody = [*seeds, hidden]
     hidden.store(chain("hidden", BLOCKS))

@@ -137,9 +137,7 @@ def no_more_descriptors(node: Node) -> Iterator[None]:
 
 
 def test_a_worker_without_descriptors_serves_whom_it_has_and_others_again_when_there_are_some(pool: AgentPool) -> None:
-    a, b = pool.all_started("ab", loading={"deadlineSeconds": 0.5})
-    a.attach()
-    b.attach()
+    a, b = pool.all_joined("ab")
     names = ["stored", "new", "asked", "bare"]
     a.engine.serve(prompt("stored", BLOCKS))
     b.until_sees(a)

@@ -8,6 +8,7 @@ touched. A hang would be the stand-in engine's failure: it waits for an answer a
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node
@@ -18,31 +19,41 @@ from standin_engine import Served, prompt
 from kvpool_agent.peer import frames
 from kvpool_contract.status import Peer
 
-DEADLINE_SECONDS = 0.5
+# of a load: where a fault ends with it, and where nothing waits for it
+WAITED_SECONDS, NEVER_SECONDS = 2.0, 15.0
+LONG_PAUSE = "from kvpool_agent.policy import breaker; breaker.FIRST_PAUSE_SECONDS = 5.0"
 TOLD = ("fetch_transfer_failed", "fetch_deadline", "fetch_busy", "fetch_asked_again", "tag_failures", "breaker_opened")
 
 
-@pytest.fixture(scope="module")
-def asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """One agent and its engine for the whole table: what one fault leaves behind would fail the next."""
-    pool = AgentPool(tmp_path_factory.mktemp("matrix"), arenaBytes=8 << 20)
+@contextlib.contextmanager
+def asker_and_peer(folder: Path, seconds: float, code: str = "") -> Iterator[tuple[Node, BadPeer]]:
+    """An agent with its engine, and the peer beside it."""
+    pool = AgentPool(folder, arenaBytes=8 << 20)
     try:
-        yield pool.node("asker", loading={"deadlineSeconds": DEADLINE_SECONDS}).start().attach()
+        node = pool.node("asker", loading={"deadlineSeconds": seconds})
+        node = (node.patched(code) if code else node).start().attach()
+        with contextlib.closing(BadPeer(node.status().format, node.replica.pool)) as peer:
+            yield node, peer
     finally:
         pool.stop()
 
 
 @pytest.fixture(scope="module")
-def only_peer(asker: Node) -> Iterator[BadPeer]:
-    with contextlib.closing(BadPeer(asker.status().format, asker.replica.pool)) as peer:
-        yield peer
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, BadPeer]]:
+    """One for the whole table: what one fault leaves behind would fail the next."""
+    with asker_and_peer(tmp_path_factory.mktemp("patient"), NEVER_SECONDS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, BadPeer]]:
+    with asker_and_peer(tmp_path_factory.mktemp("impatient"), WAITED_SECONDS) as made:
+        yield made
 
 
 @pytest.fixture
-def bad(asker: Node, only_peer: BadPeer) -> BadPeer:
-    """The one peer of the table, alone in the members file."""
-    list_members(asker, only_peer)
-    return only_peer
+def asker(patient: tuple[Node, BadPeer]) -> Node:
+    return patient[0]
 
 
 def list_members(node: Node, *peers: BadPeer) -> None:
@@ -60,7 +71,9 @@ def seen(node: Node, peer: BadPeer, **fields: object) -> Peer:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_peer_that_misbehaves_costs_its_blocks_and_no_more(asker: Node, bad: BadPeer, fault: Fault) -> None:
+def test_a_peer_that_misbehaves_costs_its_blocks_and_no_more(request: pytest.FixtureRequest, fault: Fault) -> None:
+    asker, bad = request.getfixturevalue("impatient" if fault.reason == "deadline" else "patient")
+    list_members(asker, bad)
     tokens, later = (bad.knows(f"{fault.name}-{n}", BLOCKS) for n in range(2))
     bad.answers[fault.at] = fault.answer
     seen(asker, bad, live=True)
@@ -124,7 +137,13 @@ def test_peers_that_fail_at_the_handshake_are_no_sources_and_named_each_with_its
             assert peer.fetches == 1
 
 
-def test_a_peer_that_fails_three_times_is_asked_no_more_and_again_after_its_pause(asker: Node, bad: BadPeer) -> None:
+def test_a_peer_that_fails_three_times_is_asked_no_more_and_again_after_its_pause(tmp_path: Path) -> None:
+    with asker_and_peer(tmp_path, NEVER_SECONDS, LONG_PAUSE) as (asker, bad):
+        list_members(asker, bad)
+        fails_three_times(asker, bad)
+
+
+def fails_three_times(asker: Node, bad: BadPeer) -> None:
     prompts = [bad.knows(f"again-{n}", 2) for n in range(5)]
     asked = []
 
@@ -134,15 +153,13 @@ def test_a_peer_that_fails_three_times_is_asked_no_more_and_again_after_its_paus
 
     bad.answers[frames.Fetch] = fails
     seen(asker, bad, live=True)
-    before = asker.status()
     for tokens in prompts[:3]:
         assert asker.engine.serve(tokens) == Served(computed=2)
     assert asker.engine.serve(prompts[3]) == Served(computed=2)
     after = asker.status()
     assert len(asked) == 3
-    assert after.misses["transfer_failed"] - before.misses["transfer_failed"] == 6
-    assert after.misses["breaker_open"] - before.misses.get("breaker_open", 0) == 2
-    assert after.counters["breaker_opened"] - before.counters["breaker_opened"] == 1
+    assert after.misses == {"transfer_failed": 6, "breaker_open": 2}
+    assert after.counters["breaker_opened"] == 1
     bad.answers.clear()
     seen(asker, bad, live=True, breaker="half_open")
     assert asker.engine.serve(prompts[4]) == Served(pool=2)

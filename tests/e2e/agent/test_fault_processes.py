@@ -35,7 +35,7 @@ def attached_again(node: Node) -> None:
 
 
 def test_a_worker_that_stands_still_in_the_middle_of_a_load_costs_the_request_its_deadline(pool: AgentPool) -> None:
-    node = pool.node("a", loading={"deadlineSeconds": 0.5}).start().attach(store_seconds=1.0)
+    node = pool.node("a", loading={"deadlineSeconds": 2.0}).start().attach(store_seconds=1.0)
     peer = BadPeer(node.status().format, node.replica.pool)
     middle, go_on = threading.Event(), threading.Event()
 
@@ -72,9 +72,8 @@ def test_a_worker_that_stands_still_in_the_middle_of_a_load_costs_the_request_it
 
 
 def test_a_worker_that_stands_still_in_the_middle_of_a_store_publishes_nothing_of_it(pool: AgentPool) -> None:
-    a, b = pool.all_started("ab", loading={"deadlineSeconds": 0.5})
-    a.attach(store_seconds=1.0)
-    b.attach()
+    a = pool.node("a", loading={"deadlineSeconds": 0.5}).start().attach(store_seconds=1.0)
+    b = pool.joined("b")
     incarnation = a.status().incarnation
     with standing_still(a):
         # copied after the engine has given the store up: by then the rows may be another prompt's, as here they are

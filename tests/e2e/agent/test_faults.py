@@ -88,7 +88,7 @@ def test_what_a_client_never_commits_is_not_published_and_its_slots_are_free_aga
 
 
 def test_an_engine_whose_agent_stops_computes_without_an_error_and_attaches_to_the_next_one(pool: AgentPool) -> None:
-    a = pool.joined("a")
+    a = pool.joined("a", loading={"deadlineSeconds": 60.0})
     assert a.engine.serve(prompt("p", 6)) == Served(computed=6)
     a.until_blocks(6)
     a.replica.stop()
@@ -96,7 +96,7 @@ def test_an_engine_whose_agent_stops_computes_without_an_error_and_attaches_to_t
     a.engine.forget()
     started = time.monotonic()
     assert a.engine.serve(prompt("p", 6)) == Served(computed=6)
-    assert time.monotonic() - started < 5.0  # no wait for an agent that is not there
+    assert time.monotonic() - started < 30.0  # no wait for an agent that is not there
     a.replica.start_agent()
     wait_for("attached again", lambda: a.engine.session.attached, 20, 0.02)
     assert a.engine.serve(prompt("p", 6)) == Served(host=6)

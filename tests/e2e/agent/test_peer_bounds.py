@@ -150,8 +150,8 @@ class _Clock:
 def test_a_slow_reader_that_goes_on_gets_every_byte_and_keeps_what_it_reads(
     dialer: Dialer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes longer for each block than a reader may that stands still."""
-    monkeypatch.setattr(serve, "PROGRESS_SECONDS", 0.5)
+    """It takes longer for a block than a reader may that stands still."""
+    monkeypatch.setattr(serve, "PROGRESS_SECONDS", 1.5)
     with member() as source:
         reader = asks(source.address, 2)
         kept_all_along = True
@@ -159,10 +159,11 @@ def test_a_slow_reader_that_goes_on_gets_every_byte_and_keeps_what_it_reads(
             message, length = reader.receive()
             assert isinstance(message, frames.Block) and length == SLOT
             data = bytearray()
-            for _ in range(8):
-                data += reader.read(SLOT // 8)
-                time.sleep(0.1)
-                kept_all_along &= source.kept == 1 or n == 1  # the last bytes of the last one lie in the kernel
+            for _ in range(16):
+                data += reader.read(SLOT // 16)
+                if n == 0:  # the last bytes of the last one lie in the kernel
+                    time.sleep(0.1)
+                    kept_all_along &= source.kept == 1
             assert tag_of(key(n), memoryview(data)) == message.tag
         assert kept_all_along
         assert isinstance(reader.receive()[0], frames.FetchEnd)
@@ -171,9 +172,9 @@ def test_a_slow_reader_that_goes_on_gets_every_byte_and_keeps_what_it_reads(
 
 
 def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
-    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 20), Drain())
+    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 16), Drain())
     with member(lambda: slow) as source:
-        reader = asks(source.address, 3, seconds=2.0)  # four seconds a block
+        reader = asks(source.address, 3, seconds=20.0)  # a minute a block
         message, length = reader.receive()
         assert isinstance(message, frames.Block)
         reader.skip(length)
@@ -184,16 +185,17 @@ def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
 
 
 def test_one_who_would_not_wait_for_the_first_block_is_told_busy_and_not_that_none_is_held(dialer: Dialer) -> None:
-    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=2 << 20), Drain())
-    with member(lambda: slow) as source:
+    table = [purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 16), Drain())]
+    with member(lambda: table[0]) as source:
         landed = Landed()
-        dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # two seconds' bytes
+        dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # a minute's bytes
         for _ in range(2):
             (connection,) = dialer._idle[source.address]
             with pytest.raises(PeerBusy):
-                dialer.fetch(source.address, FORMAT, keys(2), "demand", time.monotonic() + 0.2, landed)
+                dialer.fetch(source.address, FORMAT, keys(2), "demand", time.monotonic() + 5, landed)
             assert dialer._idle[source.address] == [connection]  # to ask again takes no handshake
         assert (landed.blocks, source.account.counters["bound_demand_out_seconds"]) == ([0], 2)
+        table[0] = purposes(Prewarm(), Loading(maxBytesPerSecond=32 << 20), Drain())
         dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # it is waited for
         assert landed.blocks == [0, 0]
 
@@ -256,8 +258,8 @@ def test_a_source_that_stops_at_its_rate_says_so(dialer: Dialer) -> None:
 @pytest.mark.parametrize("part", ["handshake", "request"])
 def test_an_asker_that_trickles_is_cut_off(part: str, monkeypatch: pytest.MonkeyPatch, dialer: Dialer) -> None:
     """Each byte comes in time, the whole does not."""
-    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS", 0.2)
-    monkeypatch.setattr(serve, "FRAME_SECONDS", 0.2)
+    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(serve, "FRAME_SECONDS", 1.0)
     with member() as source:
         sock = socket.create_connection(("127.0.0.1", source.server.port))
         if part == "request":
@@ -272,6 +274,7 @@ def test_an_asker_that_trickles_is_cut_off(part: str, monkeypatch: pytest.Monkey
             raise AssertionError("it was read to its end")
         until(lambda: not source.server._open)
         assert source.account.counters == ({"handshakes_failed": 1} if part == "handshake" else {})
+        monkeypatch.undo()
         assert dialer.locate(source.address, FORMAT, keys(2), WAIT) == [True, True]
 
 
@@ -279,11 +282,12 @@ def test_connections_that_never_say_who_they_are_leave_places_for_those_that_do(
     monkeypatch: pytest.MonkeyPatch, dialer: Dialer
 ) -> None:
     monkeypatch.setattr(serve, "MAX_HANDSHAKES", 3)
-    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS", 1.5)
     with member() as source:
         silent = [socket.create_connection(("127.0.0.1", source.server.port)) for _ in range(5)]
         until(lambda: source.account.counters.get("bound_handshakes") == 2)
         until(lambda: source.account.counters.get("handshakes_failed") == 3)  # a place is free again in a bounded time
+        monkeypatch.undo()
         assert dialer.locate(source.address, FORMAT, keys(2), WAIT) == [True, True]
         for sock in silent:
             sock.close()

@@ -31,7 +31,7 @@ HELLO = frames.encode(frames.Hello(list(frames.VERSIONS), NAME, "stranger-uid", 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
-    pool = AgentPool(tmp_path_factory.mktemp("attacks"))
+    pool = AgentPool(tmp_path_factory.mktemp("attacks"), patient=True)
     a, b = pool.all_joined("ab")
     INCARNATIONS.append((a.status().incarnation, b.status().incarnation))
     yield a, b
