@@ -3,7 +3,7 @@
 A group is a set of layers that keep the same tokens. A block belongs to one group; an engine's key of a block is the
 engine hash and 4 bytes of the group's number. What a group must hold for a request to go on at a boundary is its kind:
 `full` all blocks from the beginning, `window` those of the last `window` tokens before it. Other kinds (recurrent
-state, attention in chunks, a draft model's window) are named, and such models share nothing yet.
+state, attention in chunks) are named, and so are groups of a draft model's own; such models share nothing yet.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ MAX_GROUPS = 64
 class Group:
     """number: as in the keys; window: tokens before a boundary that must be held, 0 for all; block_tokens: tokens of
     one block of ours; whole: its blocks fill a row of the host pool. A group with fewer layers than another one leaves
-    the rest of the row as it was, so that equal blocks need not be equal rows."""
+    the rest of the row as it was, so that equal blocks need not be equal rows. draft: its layers are all a draft
+    model's."""
 
     number: int
     kind: str
     window: int
     block_tokens: int
     whole: bool = True
+    draft: bool = False
 
 
 def to_header(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -41,9 +43,10 @@ def from_header(described: Any) -> list[Group]:
         if not isinstance(entry, dict):
             raise ValueError("a group is no object")
         names = ("number", "kind", "window", "block_tokens", "whole")
-        group = Group(*(entry.get(name) for name in names))  # type: ignore[arg-type]
+        draft = entry.get("draft", False)  # which older clients don't say
+        group = Group(*(entry.get(name) for name in names), draft)  # type: ignore[arg-type]
         numbers = (group.number, group.window, group.block_tokens)
-        typed = isinstance(group.kind, str) and isinstance(group.whole, bool)
+        typed = isinstance(group.kind, str) and isinstance(group.whole, bool) and isinstance(draft, bool)
         if not typed or not all(type(n) is int and 0 <= n < 1 << 32 for n in numbers):
             raise ValueError(f"group {group.number!r} has a field of the wrong type or size")
         if not group.block_tokens or (group.kind == FULL) != (not group.window):
@@ -56,6 +59,8 @@ def from_header(described: Any) -> list[Group]:
 
 def obstacle(groups: Sequence[Group]) -> str:
     """Why plans can't be made for these groups, as a reason's word; empty when they can."""
+    if any(group.draft for group in groups):
+        return "draft_missing"
     kinds = {group.kind for group in groups} - {FULL, WINDOW}
     return "" if not kinds else "state_groups_unsupported" if STATE in kinds else "groups_unsupported"
 

@@ -71,8 +71,9 @@ _TABLE = (
     ),
     Reason(
         "draft_unsupported",
-        "The engine drafts with a model of its own, whose KV lies beside the model's.",
-        "Nothing to do: such engines run bare until a later version; drafts by lookup in the prompt (ngram) share.",
+        "The engine drafts by a method that was never tried (MTP, Medusa and others).",
+        "Nothing to do: such engines run bare until a later version; draft models, EAGLE, and drafts by lookup in the "
+        "prompt (ngram, suffix) share.",
     ),
     Reason(
         "prefix_caching_off",
@@ -88,6 +89,12 @@ _TABLE = (
         "groups_unsupported",
         "The model has KV-cache groups of a kind other than full attention and sliding windows.",
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
+    ),
+    Reason(
+        "draft_missing",
+        "The draft model has KV-cache groups of its own, which are not shared; the engine loads all groups or none.",
+        "Nothing to do: such engines attach, and every lookup is a miss; draft models whose layers look at the same "
+        "tokens as the model's share.",
     ),
     Reason(
         "state_groups_unsupported",

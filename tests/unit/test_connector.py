@@ -119,10 +119,14 @@ def test_the_kind_and_window_of_a_group(connector: Any, found: Any, kind: str, w
 
 @pytest.mark.parametrize("role", [ROLE.SCHEDULER, ROLE.WORKER])
 def test_the_spec_below_sees_the_kinds_in_the_process_that_plans(connector: Any, role: str) -> None:
-    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"a": 1}))
+    config = types.SimpleNamespace(
+        kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"a": 1}), speculative_config=None
+    )
     groups = types.SimpleNamespace(kv_cache_groups=[group(SlidingWindowSpec()), group(FullAttentionSpec())])
     made = connector.KvpoolConnector(config, role, kv_cache_config=groups)
-    kinds = {"kvpool_group_kinds": [("window", 162, 0), ("full", 0, 2048)]} if role == ROLE.SCHEDULER else {}
+    kinds = (
+        {"kvpool_group_kinds": [("window", 162, 0, False), ("full", 0, 2048, False)]} if role == ROLE.SCHEDULER else {}
+    )
     assert made.seen == {"a": 1, **kinds}
 
 
@@ -135,7 +139,7 @@ def test_the_spec_below_sees_the_kinds_in_the_process_that_plans(connector: Any,
     ],
 )
 def test_a_group_whose_layers_write_all_of_a_block_is_whole(written: list[int], whole: list[bool]) -> None:
-    kinds = [("full", 0, size) for size in written]
+    kinds = [("full", 0, size, False) for size in written]
     groups = [types.SimpleNamespace(group_id=i, tokens_per_block=16) for i in range(len(written))]
     config = types.SimpleNamespace(
         groups=groups, extra_config={"kvpool_group_kinds": kinds}, worker_kv_bytes_per_block=4096
@@ -149,7 +153,9 @@ def step(*scheduled: str, finished: tuple[str, ...] = ()) -> Any:
 
 
 def scheduler_of(connector: Any) -> Any:
-    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}))
+    config = types.SimpleNamespace(
+        kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}), speculative_config=None
+    )
     groups = types.SimpleNamespace(kv_cache_groups=[group(SlidingWindowSpec()), group(FullAttentionSpec())])
     return connector.KvpoolConnector(config, ROLE.SCHEDULER, kv_cache_config=groups).connector_scheduler
 
@@ -182,7 +188,9 @@ def test_where_that_cannot_be_told_nothing_is_stored(connector: Any, monkeypatch
 
 
 def test_an_engine_with_full_attention_alone_is_left_as_it_is(connector: Any) -> None:
-    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}))
+    config = types.SimpleNamespace(
+        kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}), speculative_config=None
+    )
     groups = types.SimpleNamespace(kv_cache_groups=[group(FullAttentionSpec())])
     made = connector.KvpoolConnector(config, ROLE.SCHEDULER, kv_cache_config=groups)
     assert "_build_store_jobs" not in vars(made.connector_scheduler)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvpool_client.engine_vllm import drafts
 from kvpool_client.settings import Settings
 
 FORMAT_FIELD = "kvpool_format"
@@ -18,7 +19,6 @@ KINDS_FIELD = "kvpool_group_kinds"  # written by our connector, which alone is g
 LEAST_BLOCKS = 8
 # of each weights file: this many samples, evenly spaced from its first byte to its last
 WEIGHT_SAMPLES, SAMPLE_BYTES = 64, 64 << 10
-DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 LARGEST_ENGINE_BLOCK = 256  # where the engine has not chosen its block size yet
 
 
@@ -54,12 +54,14 @@ def complete(chosen: Settings, config: Any) -> tuple[str, str] | None:
     """
     if obstacle := _unsupported(chosen, config):
         return obstacle
-    weights = identity_of_weights(config)
-    if not weights:
-        return "weights_unidentified", f"{config.model_config.model!r} is no folder and no snapshot of a registry"
     extra = config.kv_transfer_config.kv_connector_extra_config
     extra["cpu_bytes_to_use"] = _bytes_of_a_rank(chosen, config)
-    extra[FORMAT_FIELD] = format_fields(config, weights)
+    models = [config.model_config, *drafts.models(config)]
+    identities = [identity_of_weights(model, config.load_config) for model in models]
+    for model, identity in zip(models, identities, strict=True):
+        if not identity:
+            return "weights_unidentified", f"{model.model!r} is no folder and no snapshot of a registry"
+    extra[FORMAT_FIELD] = format_fields(config, *identities)
     return None
 
 
@@ -73,9 +75,8 @@ def _unsupported(chosen: Settings, config: Any) -> tuple[str, str] | None:
         return "prefix_caching_off", "enable_prefix_caching is off"
     if not str(cache.prefix_caching_hash_algo).startswith("sha256"):
         return "hash_unsupported", f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo}"
-    speculative = config.speculative_config
-    if speculative is not None and speculative.method not in DRAFTS_WITHOUT_KV:
-        return "draft_unsupported", f"speculative method {speculative.method}"
+    if method := drafts.unsupported(config):
+        return "draft_unsupported", f"speculative method {method}"
     ranks, here = parallel.data_parallel_size, parallel.data_parallel_size_local
     if ranks > 1 and (here != ranks or parallel.data_parallel_backend == "ray"):
         return "data_parallel_unsupported", f"{here} of {ranks} data-parallel ranks are started by this process"
@@ -97,23 +98,26 @@ def _bytes_of_a_rank(chosen: Settings, config: Any) -> int:
 
 
 def block_bytes(config: Any, block_tokens: int) -> int:
-    """Bytes of a block of all layers and ranks, by the model's shape: an estimate that is exact for models whose
-    layers all keep keys and values per head, and too high for those that keep less."""
-    model, parallel = config.model_config, config.parallel_config
-    dtype_bytes = getattr(model.dtype, "itemsize", 2)
-    heads = model.get_total_num_kv_heads()
-    return int(
-        2
-        * model.get_total_num_hidden_layers()
-        * heads
-        * model.get_head_size()
-        * dtype_bytes
-        * block_tokens
-        * max(1, parallel.tensor_parallel_size // max(heads, 1))
-    )
+    """Bytes of a block of all layers and ranks, by the shapes of the model and of the one that drafts for it: an
+    estimate that is exact for models whose layers all keep keys and values per head, and too high for those that keep
+    less."""
+    ranks = config.parallel_config.tensor_parallel_size
+    size = 0
+    for model in (config.model_config, *drafts.models(config)):
+        heads = model.get_total_num_kv_heads()
+        size += int(
+            2
+            * model.get_total_num_hidden_layers()
+            * heads
+            * model.get_head_size()
+            * getattr(model.dtype, "itemsize", 2)
+            * block_tokens
+            * max(1, ranks // max(heads, 1))
+        )
+    return size
 
 
-def format_fields(config: Any, weights: str) -> dict[str, Any]:
+def format_fields(config: Any, weights: str, draft_weights: str = "") -> dict[str, Any]:
     """The fields of the format known here; the tier adds those of its geometry. All are text or numbers."""
     import vllm
     from vllm.platforms import current_platform
@@ -135,6 +139,11 @@ def format_fields(config: Any, weights: str) -> dict[str, Any]:
         "compute_dtype": str(model.dtype).removeprefix("torch."),
         "hash_algorithm": str(config.cache_config.prefix_caching_hash_algo),
         "adapters": "" if config.lora_config is None else "lora",
+        "draft": " ".join(
+            f"{config.speculative_config.method} {model.quantization or ''} {digest_of_model_config(model.hf_config)} "
+            f"{draft_weights}"
+            for model in drafts.models(config)
+        ),
     }
 
 
@@ -144,11 +153,10 @@ def digest_of_model_config(hf_config: Any) -> str:
     return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
-def identity_of_weights(config: Any) -> str:
+def identity_of_weights(model: Any, load: Any) -> str:
     """What tells these weights from any others: for a folder a hash of samples of its files, for a name in a registry
     the commit of the snapshot that is loaded. Empty when there is neither. Weights that the engine makes up instead
     of reading them are another thing than the files."""
-    model, load = config.model_config, config.load_config
     folder = Path(str(model.model))
     if folder.is_dir():
         digest = digest_of_weights(folder)

@@ -1,8 +1,8 @@
 """vLLM's own OffloadingConnector, with two things that it leaves out for models with several KV-cache groups.
 
-The spec and the tier below it see how many tokens a block of each group has, and not what its layers look at nor how
-many bytes they write. Only the connector is given that; it travels on in the connector's extra configuration, which
-the spec does see.
+The spec and the tier below it see how many tokens a block of each group has, and not what its layers look at, how many
+bytes they write, nor whose they are. Only the connector is given that; it travels on in the connector's extra
+configuration, which the spec does see.
 
 And of a window, the engine's device keeps the last blocks alone. Where those begin in the middle of one of our blocks,
 the engine offers it all the same, with whatever lay in the rest of its row before; a request that goes on at an earlier
@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 from vllm.v1.kv_offload.base import LookupResult
 
 from kvpool_client.engine_vllm.configuration import KINDS_FIELD
+from kvpool_client.engine_vllm.drafts import is_drafts
 from kvpool_client.groups import FULL, STATE, WINDOW
 
 log = logging.getLogger("kvpool.client")
@@ -34,9 +35,12 @@ class KvpoolConnector(OffloadingConnector):
         plans = role == KVConnectorRole.SCHEDULER
         if plans:
             extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-            extra[KINDS_FIELD] = [(*kind_and_window(g), bytes_written(g)) for g in kv_cache_config.kv_cache_groups]
+            extra[KINDS_FIELD] = [
+                (*kind_and_window(group), bytes_written(group), is_drafts(group.layer_names, vllm_config))
+                for group in kv_cache_config.kv_cache_groups
+            ]
         super().__init__(vllm_config, role, kv_cache_config)
-        if plans and any(kind != FULL for kind, _, _ in extra[KINDS_FIELD]):
+        if plans and any(kind != FULL for kind, *_ in extra[KINDS_FIELD]):
             store_whole_blocks_alone(self.connector_scheduler)
 
 
@@ -47,7 +51,7 @@ def kind_and_window(group: Any) -> tuple[str, int]:
         return FULL, 0
     if isinstance(spec, MambaSpec):
         return STATE, 1
-    # a draft model's window is asked one block further than it is used: never tried here
+    # asked one block further than it is used, by methods that don't join (drafts.SHARED): never tried here
     if isinstance(spec, SlidingWindowSpec) and not group.is_eagle_group:
         return WINDOW, spec.sliding_window + spec.extra_retained_tokens
     return type(spec).__name__, 1

@@ -31,13 +31,14 @@ def host_pool(spec: Any, view: memoryview) -> HostPool:
 
 def groups_of(spec: Any) -> list[Group]:
     """The model's KV-cache groups, in the order of the engine's configuration."""
-    kinds: list[tuple[str, int, int]] = spec.config.extra_config[KINDS_FIELD]
+    kinds: list[tuple[str, int, int, bool]] = spec.config.extra_config[KINDS_FIELD]
     groups = []
     for group in spec.config.groups:
-        kind, window, written = kinds[group.group_id]
+        kind, window, written, draft = kinds[group.group_id]
         # what no block of a single group writes is the same in every row
         whole = len(spec.config.groups) == 1 or written == spec.config.worker_kv_bytes_per_block
-        groups.append(Group(group.group_id, kind, window, group.tokens_per_block * spec.blocks_per_chunk, whole))
+        tokens = group.tokens_per_block * spec.blocks_per_chunk
+        groups.append(Group(group.group_id, kind, window, tokens, whole, draft))
     return groups
 
 

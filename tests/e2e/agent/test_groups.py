@@ -11,7 +11,7 @@ import pytest
 from agent_pool import AgentPool, Node
 from standin_engine import BLOCK_TOKENS, FULL_ATTENTION, HYBRID, Served, engine_keys, prompt
 
-from kvpool_client.groups import STATE, Group
+from kvpool_client.groups import STATE, WINDOW, Group
 from kvpool_contract.status import AgentStatus, Transfer
 
 ROW = 4096
@@ -23,7 +23,7 @@ MODELS = pytest.mark.parametrize("groups", [FULL_ATTENTION, HYBRID], ids=["full 
 
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    made = AgentPool(tmp_path_factory.mktemp("groups"), arenaBytes=32 << 20)
+    made = AgentPool(tmp_path_factory.mktemp("groups"), patient=True, arenaBytes=32 << 20)
     nodes = made.all_started("ab")
     for node in nodes:
         node.attach()
@@ -143,10 +143,16 @@ def test_windows_alone_are_shared_too(attach: Callable[..., list[Side]]) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [(STATE, "state_groups_unsupported"), ("ChunkedLocalAttentionSpec", "groups_unsupported")]
+    ("group", "reason"),
+    [
+        (Group(1, STATE, 1, 4), "state_groups_unsupported"),
+        (Group(1, "ChunkedLocalAttentionSpec", 1, 4), "groups_unsupported"),
+        (Group(1, WINDOW, 1, 4, draft=True), "draft_missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_groups_that_no_plan_is_made_for_attach_and_share_nothing(shared_node: Node, kind: str, reason: str) -> None:
-    shared_node.attach(groups=(*FULL_ATTENTION, Group(1, kind, 1, 4)), model=kind)
+def test_groups_that_no_plan_is_made_for_attach_and_share_nothing(shared_node: Node, group: Group, reason: str) -> None:
+    shared_node.attach(groups=(*FULL_ATTENTION, group), model=reason)
     side = Side(shared_node, shared_node.status())
     try:
         assert shared_node.engine.serve(prompt("p", 5)).computed == 5

@@ -56,7 +56,11 @@ def together(engine: LLM, prompts: list[list[int]], answer_tokens: int) -> dict[
 
 
 def preemptions(engine: LLM) -> int:
-    return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions")
+    return total(engine, "vllm:num_preemptions")
+
+
+def total(engine: LLM, name: str) -> int:
+    return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == name)
 
 
 def do(engine: LLM, what: str, **arguments: Any) -> Any:
@@ -65,6 +69,8 @@ def do(engine: LLM, what: str, **arguments: Any) -> Any:
             return ask(engine, **arguments)
         case "together":
             return together(engine, **arguments)
+        case "accepted":
+            return total(engine, "vllm:spec_decode_num_accepted_tokens")
         case "reset":
             return engine.reset_prefix_cache(reset_connector=arguments["external"])
         case "sleep":
