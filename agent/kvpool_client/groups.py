@@ -7,7 +7,7 @@ state, attention in chunks) are named, and so are groups of a draft model's own;
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GROUP_BYTES = 4
@@ -42,9 +42,9 @@ def from_header(described: Any) -> list[Group]:
     for entry in described:
         if not isinstance(entry, dict):
             raise ValueError("a group is no object")
-        names = ("number", "kind", "window", "block_tokens", "whole")
         draft = entry.get("draft", False)  # which older clients don't say
-        group = Group(*(entry.get(name) for name in names), draft)  # type: ignore[arg-type]
+        names = ("number", "kind", "window", "block_tokens", "whole")
+        group = replace(Group(*(entry.get(name) for name in names)), draft=draft)  # type: ignore[arg-type]
         numbers = (group.number, group.window, group.block_tokens)
         typed = isinstance(group.kind, str) and isinstance(group.whole, bool) and isinstance(draft, bool)
         if not typed or not all(type(n) is int and 0 <= n < 1 << 32 for n in numbers):
