@@ -3,13 +3,17 @@
 # Variables: PYTHON (a Python 3.11), KVPOOL_CACHE (where environments and the model are kept, default
 # ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none), SOAK_MINUTES
 # (60) and SOAK_SEED (a run's seed, printed by it, to draw the same faults again), GPU_PYTHON (for gpu-check: an
-# interpreter with torch for CUDA and, for its second part, vLLM).
+# interpreter with torch for CUDA and, for its second part, vLLM), REGISTRY and DOCKER (for images: where nodes pull
+# from, and what builds; default docker).
 
+DOCKER ?= docker
 GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit tiers engine security cluster soak gpu-check release
+.PHONY: help demo check test unit tiers engine security cluster soak gpu-check images release
+
+VERSION := $(shell sed -n 's/^appVersion: //p' helm/kvpool/Chart.yaml)
 
 export PYTHONDONTWRITEBYTECODE := 1
 export PYTHONPATH := $(CURDIR)/agent:$(CURDIR)/operator
@@ -23,6 +27,7 @@ help:
 	@echo "make security attacks on agents and on the bytes between them (four minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
+	@echo "make images   both images, as REGISTRY/kvpool/operator and REGISTRY/kvpool/agent (REGISTRY, DOCKER)"
 	@echo "make release  what a release consists of, into dist/: wheel, lists of what the images hold, audit"
 	@echo "make soak     a fuzzer over both ports, the control plane at scale, then an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
 
@@ -32,6 +37,11 @@ demo:
 
 check test unit tiers engine security cluster:
 	@$(PYTHON) hack/suites.py $@
+
+images:
+	@test -n "$(REGISTRY)" || { echo "make images: REGISTRY says where your nodes pull from" >&2; exit 2; }
+	$(DOCKER) build -f images/operator.Dockerfile -t $(REGISTRY)/kvpool/operator:$(VERSION) .
+	$(DOCKER) build -f images/agent.Dockerfile -t $(REGISTRY)/kvpool/agent:$(VERSION) .
 
 release:
 	@$$($(PYTHON) hack/prepare.py release)/bin/python hack/release.py

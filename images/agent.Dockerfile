@@ -1,16 +1,12 @@
-# The agent's image, which also brings the engine's plug-in. Built from the repository's root:
-#   docker build -f images/agent.Dockerfile -t kvpool-agent .
-FROM debian:bookworm-slim AS build
-RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-pip python3-venv
+# The agent's image, which also brings the engine's plug-in. `make images REGISTRY=…` builds it, from the repository's root.
+FROM docker.io/library/python:3.11-slim-bookworm AS build
 COPY pyproject.toml README.md LICENSE /source/
 COPY agent /source/agent
 COPY operator /source/operator
 COPY images/rootfs.sh images/requirements-agent.txt /source/images/
 RUN /source/images/rootfs.sh /root-of-image agent
 
-FROM debian:bookworm-slim
-RUN apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*
+FROM docker.io/library/python:3.11-slim-bookworm
 COPY --from=build /root-of-image/opt/kvpool /opt/kvpool
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kvpool
 ENV PYTHONPATH=/opt/kvpool
 USER 10001:10001

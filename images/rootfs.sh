@@ -28,6 +28,9 @@ rm -rf "$root/opt/kvpool"
     --no-deps --require-hashes -r "$work/requirements.txt"
 # The root file system is read-only in the pod, so byte code that is not in the image is made anew at every start. It is
 # not tied to file times, which layers of an image round.
+compile="compileall -q --invalidation-mode unchecked-hash"
 if [ -x "$root/usr/bin/python3" ] && [ "$(id -u)" = 0 ]; then
-    chroot "$root" /usr/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kvpool
+    chroot "$root" /usr/bin/python3 -m $compile /opt/kvpool
+elif "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    "$python" -m $compile -s "$root" -p / "$root/opt/kvpool"
 fi

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "hack"))
@@ -37,9 +38,27 @@ def test_images_are_built_from_the_list_by_the_one_script(part: str) -> None:
     text = (REPOSITORY / "images" / f"{part}.Dockerfile").read_text()
     assert f"COPY images/rootfs.sh images/requirements-{part}.txt /source/images/" in text
     assert f"RUN /source/images/rootfs.sh /root-of-image {part}" in text
-    assert text.count("pip") == text.count("python3-pip")  # nothing is installed beside the script
+    # nothing is done beside the script, so what is tested, which it makes, is what ships
+    words = [line.split()[0] for line in text.splitlines() if line and not line.startswith("#")]
+    assert words == ["FROM", "COPY", "COPY", "COPY", "COPY", "RUN", "FROM", "COPY", "ENV", "USER"]
     script = (REPOSITORY / "images" / "rootfs.sh").read_text()
     assert '--no-deps --require-hashes -r "$work/requirements.txt"' in script and script.count("pip install") == 1
+
+
+def test_make_images_builds_what_the_chart_names() -> None:
+    chart = REPOSITORY / "helm" / "kvpool"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
+    named = [f"r.example/{each['repository']}:{version}" for each in (values["image"], values["agent"]["image"])]
+    command = ["make", "-s", "-C", str(REPOSITORY), "images", "DOCKER=echo"]
+    built = subprocess.run([*command, "REGISTRY=r.example"], capture_output=True, text=True, check=True).stdout
+    found = [line.split() for line in built.splitlines()]
+    assert [(line[:3], line[-2:]) for line in found] == [
+        (["build", "-f", f"images/{part}.Dockerfile"], [name, "."])
+        for part, name in zip(("operator", "agent"), named, strict=True)
+    ]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode and "REGISTRY" in refused.stderr
 
 
 class Service:

@@ -4,7 +4,7 @@ import re
 
 from cluster.provider import REPOSITORY
 
-BUILDS = "docker "  # images come into the cluster by another way
+BUILDS = ("docker ", "make images ")  # images come into the cluster by another way
 
 
 def section(title: str) -> str:
