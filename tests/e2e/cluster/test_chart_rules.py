@@ -13,6 +13,7 @@ from kubernetes import client, config
 from cluster import chart
 from cluster.chart import CHART, CONTROLLER, WEBHOOK, of_kind
 from cluster.kube import Kube, wait_for
+from kvpool_contract.names import PEER_PORT
 from kvpool_operator.controller.permissions import IN_PLACE, RULES
 
 HOME = "kvpool-chart-rules"
@@ -142,6 +143,35 @@ def test_webhooks_are_spread_as_the_profile_for_high_availability_says(kube: Kub
         (deployment,) = of_kind(rendered(kube, *profile), "Deployment", part)
         waits = {t["key"]: t["tolerationSeconds"] for t in deployment["spec"]["template"]["spec"]["tolerations"]}
         assert waits == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}
+
+
+def test_of_a_pools_pods_the_members_port_alone_is_kept_from_strangers(kube: Kube) -> None:
+    assert of_kind(rendered(kube), "NetworkPolicy") == []
+    documents = of_kind(rendered(kube, "--set=networkPolicy.poolNamespaces={team-a,team-b}"), "NetworkPolicy")
+    assert [(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents] == [
+        ("team-a", "kvpool-agents"),
+        ("team-b", "kvpool-agents"),
+    ]
+    for document in documents:
+        document["metadata"]["namespace"] = "default"
+        kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=yaml.safe_dump(document))
+    (to_all, to_some) = documents[0]["spec"]["ingress"]
+    assert "from" not in to_all
+    for protocol, kept in (("TCP", {7700, 7701}), ("UDP", set()), ("SCTP", set())):
+        ranges = [(p["port"], p["endPort"]) for p in to_all["ports"] if p["protocol"] == protocol]
+        opened = {port for first, last in ranges for port in range(first, last + 1)}
+        assert set(range(1, 65536)) - opened == kept, protocol
+    assert to_some["ports"] == [{"protocol": "TCP", "port": PEER_PORT}]
+    members = {"matchExpressions": [{"key": "kvpool.io/pool", "operator": "Exists"}]}
+    (controller,) = of_kind(rendered(kube), "Deployment", CONTROLLER)
+    assert documents[0]["spec"]["podSelector"] == members
+    assert to_some["from"] == [
+        {"podSelector": members},
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": HOME}},
+            "podSelector": controller["spec"]["selector"],
+        },
+    ]
 
 
 @pytest.fixture(scope="module")

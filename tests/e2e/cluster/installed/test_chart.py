@@ -16,7 +16,12 @@ HIGHLY_AVAILABLE = ("-f", str(CHART / "values-ha.yaml"))
 DEFINITION, HELM = "kvcachepools.kvpool.io", "meta.helm.sh"
 VALUES = (
     (),
-    ("--set=networkPolicy.enabled=true", "--set=webhook.excludedNamespaces={a,b}", "--set=webhook.oldestNode=1.29"),
+    (
+        "--set=networkPolicy.enabled=true",
+        "--set=networkPolicy.poolNamespaces={default}",
+        "--set=webhook.excludedNamespaces={a,b}",
+        "--set=webhook.oldestNode=1.29",
+    ),
     (
         f"--set=image.digest=sha256:{64 * chr(48)}",
         "--set=global.imagePullSecrets={a}",
