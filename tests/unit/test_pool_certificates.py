@@ -15,8 +15,10 @@ METADATA = {"name": "chat", "namespace": "team-a", "uid": "pool-uid"}
 KEY, OTHER = ("a", "chat"), ("b", "chat")
 
 
-def member(name: str, state: str = "ok", bundle: str = "new", detail: str = "", tls: str = "Managed") -> Member:
-    said = agent(tls=Tls(tls, state, bundle=bundle, detail=detail))
+def member(
+    name: str, state: str = "ok", bundle: str = "new", detail: str = "", tls: str = "Managed", reason: str = ""
+) -> Member:
+    said = agent(tls=Tls(tls, state, reason, bundle=bundle, detail=detail))
     return Member(name, f"{name}-uid", status=said, tls=tls)
 
 
@@ -45,6 +47,17 @@ def test_agents_without_a_certificate_are_named_with_what_they_say() -> None:
     assert condition(member("a"), soon)[:2] == ("False", "ExpiresSoon")
     assert condition(missing, expired)[1] == "NoCertificate"
     assert condition()[1] == "NoMembers" and condition(SILENT)[1] == "NoAgentAnswers"
+
+
+@pytest.mark.parametrize("word", ["clock_behind", "peer_certificate_not_yet_valid", "peer_certificate_expired"])
+def test_clocks_that_differ_are_told_with_the_member_that_noticed(word: str) -> None:
+    skewed = member("b", reason=word, detail="10.0.0.9:7700: its certificate is not valid by this clock")
+    assert condition(member("a"), skewed) == (
+        "False", "ClockSkew", f"1 of 2: b (10.0.0.9:7700: its certificate is not valid by this clock). {explain(word)}",
+    )  # fmt: skip
+    # a certificate that has ended by its own member's clock is that, whatever others say of it
+    assert condition(member("a", "expired", reason="certificate_expired"), skewed)[1] == "Expired"
+    assert condition(member("a", reason="signer_unreachable"))[:2] == ("True", "AllCertified")
 
 
 def test_the_first_end_of_a_certificate_is_told_in_whole_hours() -> None:

@@ -43,6 +43,9 @@ UNPROVED = {  # states of a member's certificate that keep the condition from ho
     "expires_soon": ("ExpiresSoon", "certificate_expires_soon"),
 }
 
+# what members say where a certificate is not valid by one of two clocks; a member whose own has ended is told before
+CLOCKS = ("clock_behind", "peer_certificate_not_yet_valid", "peer_certificate_expired")
+
 
 @dataclass(frozen=True)
 class Member:
@@ -233,12 +236,19 @@ def _certificates(name: str, observed: Observed) -> _Verdict:
         return False, "InClear", f"{sentence} Make them anew, as `kubectl rollout restart` of their workload does."
     for state, (reason, word) in UNPROVED.items():
         if found := [m for m in members if m.status is not None and m.status.tls.state == state]:
-            details = "; ".join(sorted({m.status.tls.detail for m in found if m.status and m.status.tls.detail}))
-            told = f" ({details})" if details else ""
-            return False, reason, f"{len(found)} of {total}: {named(found)}{told}. {explain(word)}"
+            return False, reason, _said(found, total, word)
+    for word in CLOCKS:
+        if found := [m for m in members if m.status is not None and m.status.tls.reason == word]:
+            return False, "ClockSkew", _said(found, total, word)
     if observed.rotating:
         return True, "Rotating", "A new authority of the members signs as soon as every agent of every pool trusts it."
     return True, "AllCertified", f"{len(members)} of {total} agents have a certificate."
+
+
+def _said(found: Sequence[Member], total: int, word: str) -> str:
+    details = "; ".join(sorted({m.status.tls.detail for m in found if m.status and m.status.tls.detail}))
+    told = f" ({details})" if details else ""
+    return f"{len(found)} of {total}: {named(found)}{told}. {explain(word)}"
 
 
 def _first_end(members: Sequence[Member]) -> str:
