@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_member import SLOT, LocalMember, bytes_of, chain, until
+from local_member import SLOT, WAIT, LocalMember, bytes_of, chain, until
 from tenant_keys import ACME, PUBLIC, acme, keyring
 
-from kvpool_agent.flows import handoff
+from kvpool_agent.flows import handoff, takeover
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
@@ -110,18 +110,38 @@ def test_several_chains_are_shared_out_and_each_stays_together(come: Come) -> No
 
 
 def test_a_receiver_takes_the_best_that_it_has_room_for_and_nothing_hotter_makes_room(come: Come) -> None:
-    leaver, a = come("leaver"), come("a", 40)
-    own, room = chain("own", 5), a.slab.arena.slot_count - 5
+    leaver, a, room = come("leaver"), come("a", 80), 25
+    own = chain("own", a.slab.arena.slot_count - room)
     put(a.slab, own, 4)
     put(a.slab, chain("cold", room), 1)
-    assert 20 < room < 30
     for i in range(3):
         put(leaver.slab, chain(f"c{i}", 10), 2 + i)  # c2 is as hot as `own`
     sees(leaver, a)
     assert leave(leaver) == {"drained_blocks": room, "drain_left_declined": 30 - room}
-    assert a.slab.arena.held(own) == [True] * 5
+    assert all(a.slab.arena.held(own))
     kept = {name: a.slab.arena.run(chain(name, 10)) for name in ("c2", "c1", "c0")}
     assert kept == {"c2": 10, "c1": 10, "c0": room - 20}
+
+
+def test_a_member_that_lies_about_heat_brings_no_more_than_its_part(come: Come) -> None:
+    """And again in vain, under another incarnation too, until an hour is over."""
+    liar, a = come("liar", 400), come("a", 80)
+    slots = a.slab.arena.slot_count
+    own = chain("own", slots)
+    put(a.slab, own, 4)
+    put(liar.slab, chain("made up", slots), 2)
+    with liar.slab.heat_lock:
+        liar.slab.heat.inherit([HotBlock(key, b"", 0, 1e9) for key in chain("made up", slots)], time.monotonic())
+    sees(liar, a)
+    assert leave(liar) == {"drained_blocks": slots // 2, "drain_left_declined": slots - slots // 2}
+    assert sum(a.slab.arena.held(own)) == slots - slots // 2
+    assert a.account.counters["offered_over_part"] == slots - slots // 2
+    more = chain("more", 20)
+    put(liar.slab, more, 9)
+    blocks = [HotBlock(key, b"", 0, 1e9) for key in more]
+    assert a.takeover.take(liar.life, a.slab.id, blocks, WAIT) == [False] * 20
+    later = time.monotonic() + takeover.PART_SECONDS + 1
+    assert a.takeover._begin(liar.uid, a.slab.id, 20, slots // 2, later) == 20
 
 
 @pytest.mark.parametrize("former", [False, True])
