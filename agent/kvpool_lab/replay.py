@@ -1,7 +1,8 @@
 """A trace through caches of keys: what an arena of this size would have had under this policy.
 
 The caches are those by which agents estimate their own (`kvpool_agent.policy.keycache`), over the policies that their
-arenas use; a test holds them to a real arena, step by step. A request's hit is the leading run of blocks that are held.
+arenas use; a test holds them to a real arena, step by step.
+One more is S3-FIFO as others replay it. A request's hit is the leading run of blocks that are held.
 """
 
 import time
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 
 from kvpool_agent.policy.eviction import policy_of
 from kvpool_agent.policy.keycache import KeyCache
+from kvpool_lab.blockwise import BlockwiseS3Fifo
 from kvpool_lab.traces import Request
+
+S3FIFO_BLOCKWISE = "S3FIFO-blockwise"  # no policy of an arena, see kvpool_lab.blockwise
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Replayed:
 def replay(requests: Iterable[Request], wanted: Iterable[tuple[str, int]], warm_up: int = 0) -> Replayed:
     """One pass for all (policy, capacity in blocks). warm_up: requests that are replayed and not counted."""
     began = time.monotonic()
-    caches = [(Outcome(policy, capacity), KeyCache[int](capacity, policy_of(policy))) for policy, capacity in wanted]
+    caches = [(Outcome(policy, capacity), _cache(policy, capacity)) for policy, capacity in wanted]
     seen: set[int] = set()
     found = Replayed()
     for number, request in enumerate(requests):
@@ -57,6 +61,10 @@ def replay(requests: Iterable[Request], wanted: Iterable[tuple[str, int]], warm_
     found.blocks, found.seconds = len(seen), time.monotonic() - began
     found.outcomes = [outcome for outcome, _ in caches]
     return found
+
+
+def _cache(policy: str, capacity: int) -> KeyCache[int] | BlockwiseS3Fifo[int]:
+    return BlockwiseS3Fifo(capacity) if policy == S3FIFO_BLOCKWISE else KeyCache(capacity, policy_of(policy))
 
 
 def _known(request: Request, seen: set[int]) -> int:

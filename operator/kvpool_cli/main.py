@@ -136,7 +136,12 @@ def status(pool: str, namespace: str, members_file: str, output: str, kubeconfig
 @main.command("plan")
 @click.option("--trace", "trace", required=True, type=click.Path(path_type=Path), help="Recorded requests (see above).")
 @click.option(
-    "--policy", "policies", multiple=True, type=click.Choice(plan.POLICIES), help="Eviction policy (default: each)."
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(plan.CHOICES),
+    help="Eviction policy (default: each that a pool can have). S3FIFO-blockwise is the published algorithm, block by "
+    "block, as no arena can run it.",
 )
 @click.option(
     "--capacity",

@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvpool_lab.replay import Replayed, distinct_blocks, replay
+from kvpool_lab.replay import S3FIFO_BLOCKWISE, Replayed, distinct_blocks, replay
 from kvpool_lab.traces import TraceError, read
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
 
-POLICIES = ("GDSF", "LRU", "S3FIFO")
+POLICIES = ("GDSF", "LRU", "S3FIFO")  # that a pool can have
+CHOICES = (*POLICIES, S3FIFO_BLOCKWISE)
 TOLD_EVERY_SECONDS = 5.0
 WIDTH = 120
 

@@ -15,7 +15,8 @@ FILES = {
     "synthetic": "mooncake/synthetic_trace.jsonl",
     "claude-code": "claude_code_weka/cc_merged300_b512.jsonl.gz",
 }
-# trace, percent of its distinct blocks: token hit rates of LRU, GDSF capped at 4 with leaves only, S3-FIFO, and Belady
+# trace, percent of its distinct blocks: token hit rates of LRU, GDSF capped at 4 with leaves only, S3-FIFO block by
+# block, and Belady
 KNOWN = {
     ("conversation", 1): (0.053, 0.055, 0.078, 0.251),
     ("conversation", 5): (0.200, 0.209, 0.194, 0.374),
@@ -28,10 +29,10 @@ KNOWN = {
     ("claude-code", 5): (0.868, 0.866, 0.846, 0.930),
     ("claude-code", 10): (0.951, 0.949, 0.945, 0.965),
 }
-POLICIES = ("LRU", "GDSF", "S3FIFO")
-WITHIN = {"LRU": 0.005, "GDSF": 0.005, "S3FIFO": 0.02}
-# what leaves only costs S3-FIFO beside the published algorithm, on sessions with long chains (docs/architecture.md)
-COST_OF_LEAVES_ONLY = {
+POLICIES = ("LRU", "GDSF", "S3FIFO-blockwise", "S3FIFO")
+WITHIN = {"LRU": 0.005, "GDSF": 0.005, "S3FIFO-blockwise": 0.02, "S3FIFO": 0.02}
+# what the arena's S3FIFO, which takes a prompt in whole, lacks of that one on sessions with long chains
+COST_OF_WHOLE_PROMPTS = {
     ("claude-code", 1): 0.073,
     ("claude-code", 2): 0.053,
     ("claude-code", 5): 0.021,
