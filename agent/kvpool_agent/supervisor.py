@@ -26,6 +26,9 @@ from kvpool_agent.listen import listen
 log = logging.getLogger("kvpool.supervisor")
 
 BEAT_SECONDS = 10.0
+# within which a worker that was started beats: it imports and listens before. Where the node leaves it so little of a
+# processor that it does not, the next one has twice as long, or none would ever come up
+FIRST_BEAT_SECONDS, LONGEST_START_SECONDS = 30.0, 240.0
 STOP_SECONDS = 5.0
 MAX_DRAIN_SECONDS = 3600.0
 BACK_OFF = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -130,6 +133,7 @@ class Supervisor:
         self._worker: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._last_beat = ""
+        self._first_beat_seconds = FIRST_BEAT_SECONDS
         self._drain = 0.0  # seconds that a worker may take beyond STOP_SECONDS to hand over what it holds
 
     def stop(self, *_: object) -> None:
@@ -188,18 +192,20 @@ class Supervisor:
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(reading, selectors.EVENT_READ)
-            last = time.monotonic() + 20.0  # a first start imports and listens before it beats
+            last, patience = time.monotonic(), self._first_beat_seconds
             while not self._stopping:
                 if selector.select(0.2):
                     data = os.read(reading, 4096)
                     if not data:
                         return
-                    last = time.monotonic()
+                    last, patience = time.monotonic(), BEAT_SECONDS
                     *lines, pending = (pending + data).split(b"\n")
                     for line in lines:
                         self._beat(line)
-                elif time.monotonic() - last > BEAT_SECONDS:
-                    log.error("the worker's heartbeat has stopped for %.0f s; it is killed", BEAT_SECONDS)
+                elif time.monotonic() - last > patience:
+                    log.error("the worker's heartbeat has stopped for %.0f s; it is killed", patience)
+                    if patience != BEAT_SECONDS:
+                        self._first_beat_seconds = min(2 * patience, LONGEST_START_SECONDS)
                     worker.kill()
                     return
 

@@ -123,6 +123,26 @@ def test_a_worker_whose_heartbeat_stops_is_killed(probes: Probes, monkeypatch: p
     assert probes.latched
 
 
+def test_a_worker_that_is_too_slow_to_start_has_longer_the_next_time(
+    probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "LONGEST_START_SECONDS", 0.3)
+    one = Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)
+    patience = []
+    for _ in range(4):
+        reading, writing = os.pipe()
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        patience.append(one._first_beat_seconds)
+        try:
+            one._listen(reading, process)
+            assert process.wait(WAIT) == -signal.SIGKILL
+        finally:
+            os.close(reading)
+            os.close(writing)
+    assert patience == [0.05, 0.1, 0.2, 0.3]
+
+
 @pytest.mark.parametrize(
     ("line", "seconds"),
     [
