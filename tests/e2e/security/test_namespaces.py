@@ -4,12 +4,12 @@ nothing, as if there were none. On a real agent, inside TLS; with the keys the s
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node
-from standin_engine import engine_keys, prompt
+from capture import Capture
+from standin_engine import Served, engine_keys, prompt
 from trusted import NAME, transport
 
 from kvpool_agent.keyring import Keyring
@@ -25,21 +25,31 @@ BLOCKS, WAIT, MARK = 6, 20.0, "mark"
 KEYS = {"public": b"p" * 32, "acme": b"a" * 32}
 
 
-@pytest.fixture
-def holder(pool: AgentPool, tmp_path: Path) -> Iterator[Node]:
-    """With blocks of the same prompt in both cache namespaces."""
-    for name, key in KEYS.items():
-        (tmp_path / name).write_bytes(base64.b64encode(key))
+def joined(pool: AgentPool, name: str, folder: Path) -> Node:
+    for space, key in KEYS.items():
+        (folder / space).write_bytes(base64.b64encode(key))
     spaces = [
-        {"name": name, "keyFile": str(tmp_path / name), "memoryPercent": percent}
-        for name, percent in (("public", 0), ("acme", 40))
+        {"name": space, "keyFile": str(folder / space), "memoryPercent": percent}
+        for space, percent in (("public", 0), ("acme", 40))
     ]
-    node = pool.joined("a", cacheNamespaces=spaces, requestNamespace="TrustGateway", arenaBytes=64 << 20)
+    node = pool.joined(name, cacheNamespaces=spaces, requestNamespace="TrustGateway", arenaBytes=64 << 20)
     node.engine.side._mark = MARK
+    return node
+
+
+def ask(node: Node, tenant: str) -> Served:
+    (served,) = node.engine._serve([(prompt("one", BLOCKS), tenant, {MARK: f"in:{tenant}"})])
+    return served
+
+
+@pytest.fixture
+def holder(pool: AgentPool, tmp_path: Path) -> Node:
+    """With blocks of the same prompt in both cache namespaces."""
+    node = joined(pool, "a", tmp_path)
     for tenant in KEYS:
-        node.engine._serve([(prompt("one", BLOCKS), tenant, {MARK: f"in:{tenant}"})])
+        ask(node, tenant)
     node.until_blocks(2 * BLOCKS)
-    yield node
+    return node
 
 
 class Asker:
@@ -90,3 +100,31 @@ def test_who_lacks_the_keys_is_told_nothing_and_what_it_announces_is_not_kept(ho
     found, _ = member.ask(frames.Where(), frames.pack_keys(told))
     assert isinstance(found, frames.Found) and ("member-uid", "inc") in found.holders
     assert holder.status().counters.get("connections_in_clear", 0) == 0
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["inside TLS", "in clear"])
+def test_no_key_is_ever_on_the_wire_and_names_are_in_clear_alone(tmp_path: Path, tls: bool) -> None:
+    """Also where members prove to each other that they hold it, and nothing is encrypted."""
+    pool = AgentPool(tmp_path, tls=tls)
+    try:
+        nodes = [joined(pool, name, tmp_path) for name in "ab"]
+        a, b = nodes
+        try:
+            looking = Capture([node.replica.peer_port for node in nodes])
+        except PermissionError:
+            pytest.skip("needs CAP_NET_RAW, to look at the loopback interface")
+        with looking as capture:
+            assert ask(a, "acme") == Served(computed=BLOCKS)
+            a.until_blocks(BLOCKS)
+            b.until("sees it", lambda s: any(p.live and p.format == s.format and s.format for p in s.peers))
+            assert ask(b, "acme") == Served(pool=BLOCKS)
+        streams = capture.streams()
+        assert capture.dropped == 0 and sum(map(len, streams)) > BLOCKS * 4096
+        for key in KEYS.values():
+            for made in (key, *(key_for(key, use) for use in ("block names", "entitlement", "files"))):
+                forms = (made, base64.b64encode(made)[:-2], made.hex().encode())
+                assert not any(form in stream for form in forms for stream in streams)
+        seen = [any(name in stream for stream in streams) for name in names(a, "acme")]
+        assert seen == [not tls] * BLOCKS
+    finally:
+        pool.stop()
