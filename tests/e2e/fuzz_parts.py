@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.peer import frames
+from kvpool_agent.peer.serve import MAX_FETCH_SECONDS
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import Told
 
@@ -100,6 +101,16 @@ class Shelf:
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
         must_be_keys(keys)
         yield ((index, b"t" * 16, memoryview(BLOCK)) for index, key in enumerate(keys) if key in KEYS)
+
+
+class Basket:
+    """What takes over all that is offered (kvpool_agent.peer.serve.Taker)."""
+
+    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+        must_be_keys([key for block in blocks for key in (block.key, block.parent or block.key)])
+        must(len(blocks) <= frames.MAX_OFFER, "an offer over its bound")
+        must(0 <= seconds <= MAX_FETCH_SECONDS, "an offer without an end")
+        return [True] * len(blocks)
 
 
 class Board(Entries):

@@ -19,7 +19,7 @@ def seeds() -> dict[str, list[bytes]]:
         (3, frames.Described(), frames.pack_fields(FIELDS)),
         (4, frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])), (5, frames.Announced(7), b""),
         (6, *frames.pack_heads(Told(7, True, (KEYS[0][:8],), (KEYS[1][:8],)))),
-        (7, frames.Renewed(7, [("10.0.0.1:7700", "uid")]), b""),
+        (7, frames.Renewed(7, [("10.0.0.1:7700", "uid")]), b""), (8, frames.Taken(), b"\1\0"),
     ]  # fmt: skip
     return {
         "peer": [
@@ -38,5 +38,5 @@ def seeds() -> dict[str, list[bytes]]:
 def words() -> list[bytes]:
     """Pieces of the protocols, for a fuzzer's dictionary."""
     lengths = [struct.pack("!I", n) for n in (0, 1, 16, 17, 1 << 16, (1 << 20) + 1, (1 << 30) + 1, 2**32 - 1)]
-    names = ["hello", "locate", "fetch", "announce", "where", "found", "attach", "lookup", "store", "finished"]
+    names = ["hello", "locate", "fetch", "announce", "where", "found", "offer", "attach", "lookup", "store", "finished"]
     return [*lengths, *(json.dumps(name).encode() for name in names), b"GET ", b"\r\n", b"1e999", b"null", b"[["]

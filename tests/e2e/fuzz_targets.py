@@ -24,6 +24,7 @@ from fuzz_parts import (
     PAIRS,
     ROW,
     ROWS,
+    Basket,
     Board,
     Bytes,
     Shelf,
@@ -39,6 +40,7 @@ from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.slab import NoRoom
 from kvpool_agent.supervisor import Probes
 from kvpool_client import wire
@@ -61,7 +63,7 @@ def peer(data: bytes) -> None:
             frames.encode(REQUESTS[kind % len(REQUESTS)][0], len(tail)) + tail for kind, tail in _parts(data[1:])
         )
     if _Made.server is None:
-        _Made.server = PeerServer("127.0.0.1", 0, Shelf(), Board(Account(), MOST_ENTRIES))
+        _Made.server = PeerServer("127.0.0.1", 0, Shelf(), Board(Account(), MOST_ENTRIES), Basket())
         _Made.server._socket.close()
     sock = Bytes(data)
     with contextlib.suppress(PeerError):
@@ -77,6 +79,7 @@ def peer(data: bytes) -> None:
         answers = answers[frames.LENGTHS.size + header + tail :]
 
 
+HOT = [HotBlock(KEYS[0], b"", 0, 2.0), HotBlock(KEYS[1], KEYS[0], 1, 1.0)]
 HELLO = frames.encode(frames.Hello(list(frames.VERSIONS), "pool", "m", "i"))
 REQUESTS: list[tuple[frames.AnyMessage, bytes]] = [
     (frames.Ping(), b""), (frames.Locate(FORMAT), b"".join(KEYS)),
@@ -85,6 +88,7 @@ REQUESTS: list[tuple[frames.AnyMessage, bytes]] = [
     (frames.Announce([2, 1], 1), frames.pack_announcement({KEYS[0]: KEYS[:2], KEYS[2]: KEYS[2:3]}, KEYS[3:])),
     (frames.Where(), b"".join(KEYS)), (frames.Heads(FORMAT, 1, 0.1), b""), (frames.Status(), b""),
     (frames.Entitle(bytes(frames.NONCE_BYTES)), b""), (frames.Proof(), bytes(PROOFS * PROOF_BYTES)),
+    (frames.Offer(FORMAT, 1.0), frames.pack_hot(HOT)),
 ]  # fmt: skip
 
 
@@ -97,7 +101,7 @@ def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += 3 + length
 
 
-WELCOME = frames.encode(frames.Welcome(3, "m", "i", "Ready(warm)", FORMAT.hex(), 4))
+WELCOME = frames.encode(frames.Welcome(frames.OFFER_VERSION, "m", "i", "Ready(warm)", FORMAT.hex(), 4))
 
 
 def asker(data: bytes) -> None:
@@ -115,7 +119,7 @@ def asker(data: bytes) -> None:
         read_into(memoryview(bytearray(length)))
 
     def ask() -> None:
-        match what % 8:
+        match what % 9:
             case 0:
                 must(len(dialer.locate(address, FORMAT, KEYS, 9)) == len(KEYS), "as many answers as keys")
             case 1:
@@ -136,9 +140,12 @@ def asker(data: bytes) -> None:
                 connection, _ = dialer.handshake(address)
                 told = dialer.heads(connection, FORMAT, 1, 1.0)
                 must(all(len(name) == 8 for name in (*told.added, *told.withdrawn)), "no name of a head")
-            case _:
+            case 7:
                 connection, _ = dialer.handshake(address)
                 must(len(dialer.renew(connection).members) <= frames.MAX_TOLD, "too many members told")
+            case _:
+                taken = dialer.offer(address, FORMAT, HOT, 2.0**40)
+                must(len(taken) == len(HOT), "as many answers as blocks")
 
     with (
         mock.patch.object(Connection, "dial", lambda *_: Connection(Bytes(stream))),
