@@ -11,7 +11,7 @@ GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit tiers engine security cluster soak gpu-check images release
+.PHONY: help demo check test unit tiers decisions engine security cluster soak gpu-check images release
 
 VERSION := $(shell sed -n 's/^appVersion: //p' helm/kvpool/Chart.yaml)
 
@@ -23,6 +23,7 @@ help:
 	@echo "make check    lint, types, arrows, unit tests (a minute)"
 	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
 	@echo "make tiers    what agents keep, in the arena and on disks, bad ones too; recorded traffic (four minutes)"
+	@echo "make decisions  when agents load and when they let the engine compute, from what both cost (four minutes)"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make security attacks on agents and on the bytes between them (four minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
@@ -35,7 +36,7 @@ demo:
 	@$(PYTHON) hack/prepare.py preflight
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python examples/demo/demo.py
 
-check test unit tiers engine security cluster:
+check test unit tiers decisions engine security cluster:
 	@$(PYTHON) hack/suites.py $@
 
 images:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the test suites, one after another, and prints how long each took against its budget.
 
-    suites.py check | test | unit | tiers | engine | security | cluster
+    suites.py check | test | unit | tiers | decisions | engine | security | cluster
 
 A suite that takes more than one and a half times its budget fails, even when its tests pass. Budgets are for a warm
 cache; what a first run fetches and builds is timed apart. The cluster suite runs where it finds a cluster (see
@@ -68,6 +68,7 @@ def suites(action: str) -> list[Suite]:
         ],
     )
     tiers = Suite("tiers", 4, [pytest("tests/e2e/tiers", "-n", "2")])
+    decisions = Suite("decisions", 4, [pytest("tests/e2e/decisions", "-n", "2", "--dist", "loadfile")])
     security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
@@ -85,10 +86,11 @@ def suites(action: str) -> list[Suite]:
         "check": [lint(), unit],
         "unit": [unit],
         "tiers": [tiers],
+        "decisions": [decisions],
         "engine": [engine],
         "security": [security],
         "cluster": [cluster],
-        "test": [lint(), unit, tiers, engine, security, cluster],
+        "test": [lint(), unit, tiers, decisions, engine, security, cluster],
     }[action]
 
 
@@ -137,7 +139,7 @@ def run_together(commands: list[list[str]], environment: dict[str, str]) -> bool
 
 def main() -> None:
     action = sys.argv[1] if len(sys.argv) == 2 else ""
-    if action not in ("check", "test", "unit", "tiers", "engine", "security", "cluster"):
+    if action not in ("check", "test", "unit", "tiers", "decisions", "engine", "security", "cluster"):
         raise SystemExit(__doc__)
     continuous = os.environ.get("CI") == "true"
     started = time.monotonic()

@@ -263,6 +263,7 @@ class Agent:
         self._config_hash = told.hash
         if config.loading.deadlineSeconds != self._lookup.load_seconds:
             self._handler.load_within(config.loading.deadlineSeconds)
+        self._lookup.admission.loading = config.loading
         if config.paused != self._lookup.paused:
             self._account.event("paused" if config.paused else "unpaused")
         self._lookup.paused = self._store.paused = self._disk.paused = config.paused
@@ -334,12 +335,11 @@ class Agent:
 
     def _gone(self, address: str) -> None:
         self._dialer.forget(address)
-        self._teller.forget(address)
-        self._breakers.forget(address)
+        self._other(address)
 
     def _other(self, address: str) -> None:
-        self._teller.forget(address)
-        self._breakers.forget(address)
+        for known in (self._teller, self._breakers, self._fetcher.costs):
+            known.forget(address)
 
     def _as_home(self) -> tuple[str, str] | None:
         ready = self._readiness.ready
@@ -394,4 +394,5 @@ class Agent:
             tls=self._certification.snapshot(),
             cache_namespaces=spaces.cache_namespaces(self._keyring, self._slabs),
             disk=self._disk.status(),
+            costs=self._fetcher.costs.snapshot(),
         )

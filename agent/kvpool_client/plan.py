@@ -20,6 +20,9 @@ class Plan:
     first: bool
     again: bool = False
     sent: bool = False
+    opened: float = 0.0
+    seconds: float = -1.0  # that the agent says it took; -1: it has said nothing in time
+    settled: float = 0.0  # when its answer was taken over
     begins: int = -1
     lacks: set[int] = field(default_factory=set)
     hits: frozenset[bytes] | None = None
@@ -51,7 +54,8 @@ class Summary:
     the first block that the engine lacked (-1: none, it was never asked); and of those that the agent has promised,
     which of three things became of each: loaded, no room, failed to load or evicted before its use. unknown_blocks: of
     a prompt that was ruled out, those that the engine lacked. late_blocks: promised when they were not waited for any
-    more."""
+    more. Of the only plan of a request that was answered in time: when it was opened, when its answer was taken over,
+    and the seconds that the agent took; -1 where there is none."""
 
     request: str
     prompt_blocks: int
@@ -61,3 +65,6 @@ class Summary:
     lost_blocks: int
     unknown_blocks: int = 0
     late_blocks: int = 0
+    opened: float = -1.0
+    settled: float = -1.0
+    agent_seconds: float = -1.0

@@ -200,6 +200,7 @@ class Plans:
         entry.ruled_out = False
         self._number += 1
         entry.plan = plan = Plan(request, self._number, entry.keys, now + self.load_deadline, entry.asked < 0)
+        plan.opened = now
         plan.again = any(before.sent for before in entry.dropped)
         self._by_number[plan.number] = plan
         self._unsent.append(plan)
@@ -248,8 +249,9 @@ class Plans:
         entry = self._requests.get(request)
         return entry.plan.number if entry is not None and entry.plan is not None else 0
 
-    def answer(self, number: int, hits: Iterable[int]) -> None:
-        """The agent's plan: indexes into the keys of the blocks that lie ready. Late ones are dropped."""
+    def answer(self, number: int, hits: Iterable[int], seconds: float = -1.0, now: float = 0.0) -> None:
+        """The agent's plan: indexes into the keys of the blocks that lie ready, and the seconds that it took for them
+        (-1: it does not say). Late ones are dropped."""
         self._agent_silent = False
         plan = self._by_number.pop(number, None)
         if plan is None:
@@ -257,7 +259,7 @@ class Plans:
         plan.promised = frozenset(plan.keys[i] for i in hits if i in plan.lacks)
         plan.answered, plan.late = True, plan.hits is not None
         if plan.hits is None:
-            plan.hits = plan.promised
+            plan.hits, plan.seconds, plan.settled = plan.promised, seconds, now
 
     def loaded(self, request: str, done: Collection[bytes]) -> None:
         """These of the blocks that were answered HIT have come."""
@@ -341,6 +343,7 @@ class Plans:
         if entry is None:
             return Summary(request, 0, -1, 0, 0, 0)
         self._settle(entry)
+        only = entry.plans[0] if len(entry.plans) == 1 and entry.plans[0].seconds >= 0 else None
         return Summary(
             request,
             entry.prompt_blocks or 0,
@@ -350,4 +353,5 @@ class Plans:
             entry.lost_blocks,
             (entry.prompt_blocks or 0) - entry.asked if entry.ruled_out and not entry.dropped else 0,
             entry.late_blocks,
+            *((only.opened, only.settled, only.seconds) if only is not None else ()),
         )

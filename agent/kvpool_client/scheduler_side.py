@@ -21,6 +21,7 @@ from kvpool_client.ledger import Ledger, Result
 from kvpool_client.loader import Loader
 from kvpool_client.offers import Offers
 from kvpool_client.plans import Answer, Plans
+from kvpool_client.timing import Timings
 
 STORE_SECONDS = 5.0
 # in a request's kv_transfer_params: the agent's own request, by which this engine shows what it computes
@@ -78,6 +79,7 @@ class SchedulerSide:
         self.heads = KnownHeads()
         self._plans = Plans(groups, load_deadline=0.0, rule_out=self.heads.rule_out)
         self._offers = Offers()
+        self.timings = Timings()
         self._groups = groups
         # promotions hold half of the host pool at most: the rest is for what the engine computes
         self._room = (pool.rows + 1) // 2
@@ -86,7 +88,7 @@ class SchedulerSide:
         self._open: set[str] = set()  # requests that the engine has now
         self._outdated: set[str] = set()  # those of them that are older than the format, or apart from all others
         self._namespaces: dict[str, str] = {}  # of those that are not of the default one
-        self._inbox: collections.deque[tuple[int, tuple[int, ...]] | None] = collections.deque()
+        self._inbox: collections.deque[tuple[int, tuple[int, ...], float] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
         self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes)
 
@@ -107,7 +109,8 @@ class SchedulerSide:
         if frame.verb == "copied":
             self._copied(int(frame.header["job"]), bool(frame.header["whole"]), int(frame.header["stored"]))
         elif frame.verb == "plan":
-            self._inbox.append((int(frame.header["plan"]), tuple(int(i) for i in frame.header["hits"])))
+            hits, seconds = tuple(int(i) for i in frame.header["hits"]), float(frame.header.get("seconds", -1.0))
+            self._inbox.append((int(frame.header["plan"]), hits, seconds))
         elif frame.verb == "heads":
             self.heads.take(frame.header, frame.tail)
         elif frame.verb == "limits":
@@ -139,6 +142,7 @@ class SchedulerSide:
         self._open.add(context.req_id)
         if probe_of(context):
             return True
+        self.timings.arrived(context.req_id, time.monotonic())
         mark = (context.kv_transfer_params or {}).get(self._mark) if self._mark else ""
         if mark == APART:
             self._outdated.add(context.req_id)
@@ -199,13 +203,13 @@ class SchedulerSide:
 
     def finished_jobs(self) -> list[Result]:
         """Takes over what the session has learnt, and the results of the jobs that have ended."""
+        now = time.monotonic()
         while self._inbox:
             plan = self._inbox.popleft()
             if plan is None:
                 self._plans.fail_open()
             else:
-                self._plans.answer(*plan)
-        now = time.monotonic()
+                self._plans.answer(*plan, now)
         if self.ledger.expire(now):
             self._offers.unconfirmed(now)
         results = self.ledger.take()
@@ -220,6 +224,7 @@ class SchedulerSide:
             self._plans.scheduled(request)
         for request in preempted:
             self._plans.drop(request)
+            self.timings.drop(request)
         for plan in self._plans.end_step():
             header = {"verb": "lookup", "plan": plan.number, "lacks": plan.runs(), "room": self._room}
             if plan.again:
@@ -236,9 +241,10 @@ class SchedulerSide:
         self._open.discard(context.req_id)
         self._outdated.discard(context.req_id)
         if outdated or probe_of(context):
-            self._plans.finish(context.req_id)
+            self.timings.finish(context.req_id, self._plans.finish(context.req_id))
             return
         summary = self._plans.finish(context.req_id)
+        timing = self.timings.finish(context.req_id, summary)
         header = {
             "verb": "finished",
             "prompt": summary.prompt_blocks,
@@ -248,6 +254,7 @@ class SchedulerSide:
             "lost": summary.lost_blocks,
             "unknown": summary.unknown_blocks,
             "late": summary.late_blocks,
+            **({"timing": timing} if timing else {}),
             **named,
         }
         chains = chains_of(context, self._groups)

@@ -22,6 +22,7 @@ DIGEST_DIGITS = 12
 GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
 DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
 DEFAULT_OWNED_PERCENT = 70
+DEFAULT_MARGIN = 1.2
 LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "paused", "generation")
 
 
@@ -73,9 +74,13 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """`deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest computed.
-    `maxBytesPerSecond`: what this agent takes in for requests, and what it gives to those of others; 0: no bound."""
+    """`mode`: Measured (what takes longer than computing it, times `margin`, is computed), Always (load whatever can be
+    had) or Never. `deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest
+    computed. `maxBytesPerSecond`: what this agent takes in for requests, and what it gives to those of others; 0: no
+    bound."""
 
+    mode: Literal["Measured", "Always", "Never"] = "Measured"
+    margin: float = DEFAULT_MARGIN
     deadlineSeconds: float = 10.0  # noqa: N815
     maxBytesPerSecond: int = 0  # noqa: N815
 
@@ -240,6 +245,7 @@ def _check(config: AgentConfig) -> None:
     at_least("readiness.deadlineSeconds", config.readiness.deadlineSeconds, 0)
     at_least("readiness.attachGraceSeconds", config.readiness.attachGraceSeconds, 0)
     at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
+    at_least("loading.margin", config.loading.margin, 1)
     at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
     at_least("drain.maxSeconds", config.drain.maxSeconds, 0)
     at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)

@@ -157,7 +157,7 @@ def show(pool: Pool, measured: dict[str, Measured]) -> None:
 def run(folder: Path) -> None:
     prompts = json.loads((HERE / "prompts.json").read_text())
     questions, branches, strangers = prompts["questions"], prompts["branches"], iter(prompts["strangers"])
-    pool = Pool(Tools.prepared(), folder, agent={"arenaBytes": 1024 * MIB})
+    pool = Pool(Tools.prepared(), folder, agent={"arenaBytes": 1024 * MIB}, loading="Measured")
     measured = {name: Measured() for name in "ABC"}
     half = len(branches) // 2
     try:

@@ -116,7 +116,8 @@ class Pool:
 
     executor: vLLM's, `mp` (a worker process of its own) or `uni` (in the core process, its default on one GPU; on a CPU
     a server makes `mp` of it). engine_arguments: added to the server's own. tls: whether agents talk inside TLS, with
-    certificates of an authority of this pool's own; else all their bytes go in clear.
+    certificates of an authority of this pool's own; else all their bytes go in clear. loading: Always, so that blocks
+    can be counted, or Measured, as in a pool that says nothing.
     """
 
     tools: Tools
@@ -131,6 +132,7 @@ class Pool:
     engine_environment: dict[str, str] = field(default_factory=dict)
     engine_arguments: Sequence[str] = ()
     tls: bool = True
+    loading: str = "Always"
     replicas: list["Replica"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -183,6 +185,7 @@ class Replica:
             "members": {"file": str(pool.members)},
             "tls": {"mode": "Files", "cluster": CLUSTER, "k8sNamespace": K8S_NAMESPACE},
             "engine": {"port": self.engine_port},
+            "loading": {"mode": pool.loading},
             **({} if pool.tls else {"tls": {"mode": "Disabled"}}),
             **pool.agent,
             **(agent or {}),

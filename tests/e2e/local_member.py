@@ -20,10 +20,11 @@ from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.handoff import HandOff
-from kvpool_agent.flows.lookup import LookupFlow, Request
+from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
+from kvpool_agent.flows.request import Request
 from kvpool_agent.flows.takeover import TakeOver
 from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer.dial import Dialer, Identity

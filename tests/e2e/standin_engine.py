@@ -28,6 +28,7 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     Served,
     block_bytes,
     engine_keys,
+    metrics_text,
     prompt,
     window_blocks,
 )
@@ -95,9 +96,12 @@ class StandInEngine:
         store_seconds: float = STORE_SECONDS,
         probe: bool = False,
         layout: Callable[[bytes], bytes] = bytes,
+        token_seconds: float = 0.0,
     ) -> None:
         """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
-        differ from those of other engines of the same format."""
+        differ from those of other engines of the same format. token_seconds: what computing a token takes; 0: no time,
+        and none is told."""
+        self.token_seconds = token_seconds
         self.groups = groups
         self._probe, self._layout, self._serving = probe, layout, threading.RLock()
         self.row_bytes, self.rows = row_bytes, rows
@@ -125,15 +129,10 @@ class StandInEngine:
         self._from_pool: dict[bytes, _Request] = {}
         self.promoted = 0  # rows that loads were given, whether or not they came
         self.withheld: set[bytes] = set()  # blocks that are never stored, as engines store windows sparsely
-        self._jobs = self._requests = 0
+        self._jobs = self.requests = 0
         self._results: dict[int, Result] = {}
         self.tokens: collections.Counter[str] = collections.Counter()
         self._http = serve_http((host, port), self.metrics, self.complete)
-
-    @property
-    def requests(self) -> int:
-        """How many it has had."""
-        return self._requests
 
     @property
     def port(self) -> int:
@@ -185,10 +184,8 @@ class StandInEngine:
     def complete(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """A completion that came over HTTP, from another thread: the fields of Served; None where there is no such
         endpoint."""
-        if not self._probe:
-            return None
-        (served,) = self._serve([(body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params"))])
-        return asdict(served)
+        asked = body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params")
+        return asdict(self._serve([asked])[0]) if self._probe else None
 
     def _serve(
         self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = _never
@@ -218,10 +215,12 @@ class StandInEngine:
         return [request.served for request in requests]
 
     def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> _Request:
-        self._requests += 1
+        self.requests += 1
         keys = [engine_keys(tokens, group, salt) for group in self.groups]
-        request = _Request(f"r{self._requests}", len(tokens), self.groups, keys, parameters)
+        request = _Request(f"r{self.requests}", len(tokens), self.groups, keys, parameters)
         request.offer_all = self.side.new_request(request)
+        if not self.token_seconds:
+            self.side.timings.drop(request.req_id)
         return request
 
     def _step_begin(self) -> None:
@@ -329,6 +328,9 @@ class StandInEngine:
         size = self.groups[place].block_tokens
         total, found = len(request.keys[place]), -(-request.boundary // size)
         served.computed = total - found
+        self.side.timings.began(request.req_id, request.boundary, request.tokens, time.monotonic())
+        time.sleep(self.token_seconds * (request.tokens - request.boundary))
+        self.side.timings.first_token(request.req_id, time.monotonic())
         needed = [
             key
             for group, keys in zip(self.groups, request.keys, strict=True)
@@ -338,8 +340,7 @@ class StandInEngine:
         first = min((request.keys[place].index(k) for k in loaded if k in request.keys[place]), default=found)
         served.pool = found - first
         served.host = first
-        if len(self.groups) > 1:
-            served.rows = len(loaded)
+        served.rows = len(loaded) if len(self.groups) > 1 else None
         computed = [
             key
             for group, keys in zip(self.groups, request.keys, strict=True)
@@ -392,9 +393,4 @@ class StandInEngine:
         return self._memory[row * self.row_bytes : (row + 1) * self.row_bytes]
 
     def metrics(self) -> str:
-        cached = "\n".join(
-            f'vllm:prompt_tokens_cached_by_source_total{{source="{source}"}} {float(self.tokens[source])}'
-            for source in ("device", "host", "p2p")
-        )
-        computed = f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {float(self.tokens["local_compute"])}'
-        return f"# TYPE vllm:prompt_tokens_by_source counter\n{computed}\n{cached}\n"
+        return metrics_text(self.tokens)

@@ -1,7 +1,7 @@
 """The stand-in engine's models: their KV groups, the keys of a prompt's blocks, the bytes that computing gives."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpool_client.groups import FULL, GROUP_BYTES, WINDOW, Group
@@ -42,6 +42,16 @@ def prompt(name: str, blocks: int) -> list[int]:
 def window_blocks(group: Group) -> int:
     """Blocks that a window reaches into when it ends with one."""
     return -(-group.window // group.block_tokens)
+
+
+def metrics_text(tokens: Mapping[str, int]) -> str:
+    """The engine's page of metrics, as far as an agent reads it: prompt tokens by source."""
+    cached = "\n".join(
+        f'vllm:prompt_tokens_cached_by_source_total{{source="{source}"}} {float(tokens[source])}'
+        for source in ("device", "host", "p2p")
+    )
+    computed = f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {float(tokens["local_compute"])}'
+    return f"# TYPE vllm:prompt_tokens_by_source counter\n{computed}\n{cached}\n"
 
 
 @dataclass

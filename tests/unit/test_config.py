@@ -92,6 +92,7 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
         ({"loading": {"maxBytesPerSecond": -1}}, "loading.maxBytesPerSecond: -1 is below 0; raise it"),
         ({"drain": {"maxSeconds": -1}}, "drain.maxSeconds: -1.0 is below 0; raise it"),
         ({"drain": {"maxBytesPerSecond": 0}}, "drain.maxBytesPerSecond: 0 is below 1; raise it"),
+        ({"loading": {"margin": 0.5}}, "loading.margin: 0.5 is below 1; raise it"),
         ({"loading": {"deadlineSeconds": 0}}, "loading.deadlineSeconds: 0.0 is below 0.05; raise it"),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else None,

@@ -9,7 +9,7 @@ from local_member import FORMAT, WAIT, LocalMember, until
 from tenant_keys import ACME, ACME_ID, NEXT, PUBLIC, acme, keyring
 
 from kvpool_agent.flows.epochs import name_anew, named, named_chains
-from kvpool_agent.flows.lookup import Request
+from kvpool_agent.flows.request import Request
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of

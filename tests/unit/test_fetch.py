@@ -374,3 +374,21 @@ def test_each_block_that_has_come_is_told_by_its_key_once_it_was_checked(slab: S
     checked: list[bytes] = []
     made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon(), checked=checked.append)
     assert checked == [key(0)]
+
+
+def test_what_a_fetch_for_a_request_costs_is_measured_and_a_wait_in_vain_too(slab: Slab) -> None:
+    made, _ = fetcher(Source())
+    assert made.fetch(slab, "peer", wanted(0, 1, 2), "demand", soon()) == ""
+    assert made.fetch(slab, "peer", wanted(3), "prewarm", soon()) == ""
+    (path,) = made.costs.snapshot().paths.values()
+    assert (path.moved, path.queue.count, path.rate.count) == (1, 1, 1)
+    assert path.rate.p50 > 0
+
+    def silent(_index: int, _one: bytes, _land: Land) -> None:
+        time.sleep(0.05)
+        raise PeerError("the deadline has passed")
+
+    late, _ = fetcher(Source(silent))
+    assert late.fetch(slab, "peer", wanted(5), "demand", time.monotonic() + 0.01) == "deadline"
+    (path,) = late.costs.snapshot().paths.values()
+    assert path.queue.p50 >= 0.04 and path.rate.p50 <= SLOT / 0.04

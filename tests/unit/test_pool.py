@@ -106,7 +106,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                         "attachGraceSeconds": 30.0,
                         "onDeadline": "Degrade",
                     },
-                    "loading": {"deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
+                    "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                     "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
                 }
             ).encode()
@@ -150,7 +150,7 @@ def test_every_field_reaches_the_configuration() -> None:
                     "attachGraceSeconds": 2,
                     "onDeadline": "Block",
                 },
-                "loading": {"deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
+                "loading": {"mode": "Never", "margin": 2, "deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "drain": {"maxSeconds": 7, "maxBytesPerSecond": "2M"},
                 "agent": {
                     "image": "i",
@@ -193,7 +193,7 @@ def test_every_field_reaches_the_configuration() -> None:
             "attachGraceSeconds": 2.0,
             "onDeadline": "Block",
         },
-        "loading": {"deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
+        "loading": {"mode": "Never", "margin": 2.0, "deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "drain": {"maxSeconds": 7.0, "maxBytesPerSecond": 2000000},
         "paused": True,
         "generation": 0,
@@ -323,7 +323,12 @@ WITH: dict[str, dict[str, Any]] = {
     "gatewayKeySecretRef.key": SIGNED,
     "tiers.disk.storageClassName": {"tiers": {"disk": {"size": "1Gi"}}},
 }
-OTHER = {"requestNamespace": "TrustGateway", "transport.tls.mode": "Disabled", "readiness.onDeadline": "Block"}
+OTHER = {
+    "requestNamespace": "TrustGateway",
+    "transport.tls.mode": "Disabled",
+    "readiness.onDeadline": "Block",
+    "loading.mode": "Always",
+}
 
 
 def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:

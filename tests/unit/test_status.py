@@ -39,6 +39,12 @@ def full(**change: Any) -> AgentStatus:
         "started_at": 1000.5,
         "directory": contract.Directory(13, 14, 15, True, 16, 17),
         "tls": contract.Tls("Managed", "ok", not_after=18.0),
+        "costs": contract.Costs(
+            contract.Recompute(31, 32, 33, 34, 35, 36, 37),
+            contract.Quantiles(41, 42, 43, 1),
+            contract.Quantiles(44, 45, 46, 1),
+            {"disk": contract.Path(contract.Quantiles(47, 48, 49, 1), contract.Quantiles(51, 52, 53, 1), 54)},
+        ),
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
     return AgentStatus(**{**fields, **change})
@@ -110,6 +116,22 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_warm_blocks{step="loaded"}': 9,
         "kvpool_added_seconds": 0.5,
         "kvpool_live_members": 1,
+        'kvpool_recompute_cost_seconds{term="start"}': 31,
+        'kvpool_recompute_cost_seconds{term="linear"}': 32,
+        'kvpool_recompute_cost_seconds{term="pairs"}': 33,
+        "kvpool_measured_requests_total": 34,
+        'kvpool_recompute_ratio{quantile="0.5"}': 36,
+        'kvpool_recompute_ratio{quantile="0.95"}': 37,
+        **{
+            f'kvpool_load_seconds{{path="{path}",quantile="{quantile}",stage="{stage}"}}': first + i
+            for path, stage, first in (("", "lookup", 41), ("", "install", 44), ("disk", "queue", 47))
+            for i, quantile in enumerate(("0.05", "0.5", "0.95"))
+        },
+        **{
+            f'kvpool_load_bytes_per_second{{path="disk",quantile="{quantile}"}}': 51 + i
+            for i, quantile in enumerate(("0.05", "0.5", "0.95"))
+        },
+        'kvpool_measured_transfers_total{path="disk"}': 54,
         "kvpool_open_breakers": 1,
     }
     assert {name: float(value) for name, value in values.items()} == expected

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvpool_agent.account import Account
+from kvpool_agent.costs import timing_of
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
 from kvpool_agent.flows.epochs import named, named_by, named_chains
-from kvpool_agent.flows.finished import finish_request
-from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow, Request
+from kvpool_agent.flows.finished import finish_request, told_misses
+from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow
 from kvpool_agent.flows.probe import ProbeFlow, Row
+from kvpool_agent.flows.request import Request
 from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
 from kvpool_agent.policy.boundary import Blocks
 from kvpool_agent.policy.difference import differences
@@ -249,10 +251,9 @@ class EngineSession:
                 self._on_forget(int(header["job"]))
             case "finished":
                 self._on_finished(slab, int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
-                handler.account.miss("no_room", int(header.get("without_room", 0)))
-                handler.account.miss("evicted", int(header.get("lost", 0)))
-                handler.account.miss("deadline", int(header.get("late", 0)))
-                self._on_unknown(int(header.get("unknown", 0)))
+                told_misses(handler.account, header)
+                if (timing := timing_of(header.get("timing"))) is not None:
+                    handler.lookup.costs.served(timing, int(header["loaded"]) * self._slab.slot_bytes)
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
@@ -273,7 +274,7 @@ class EngineSession:
         return list(chains.values())
 
     def _on_lookup(self, slab: Slab | None, plan: int, runs: Any, room: int, again: bool, tail: bytes) -> None:
-        chains = self._by_group(tail)
+        began, chains = time.monotonic(), self._by_group(tail)
         count = sum(map(len, chains))
         lacks = [False] * count
         last = 0
@@ -297,7 +298,8 @@ class EngineSession:
             while len(self._plan_leases) > MAX_PLAN_LEASES:  # those of plans that were never used are long over
                 self._plan_leases.pop(next(iter(self._plan_leases)), None)
             indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
-            self._port.send({"verb": "plan", "plan": plan, "hits": indexes})
+            seconds = round(time.monotonic() - began, 6)
+            self._port.send({"verb": "plan", "plan": plan, "hits": indexes, "seconds": seconds})
 
         if slab is None:
             self._handler.account.miss("not_authorised", 0 if again else Request(blocks, chains, room).beyond(0))
@@ -328,12 +330,6 @@ class EngineSession:
         elif asked >= 0:
             prompt = min(prompt, len(chains[reference(self._groups)]))
             self._handler.account.miss(reason, prompt - asked)
-
-    def _on_unknown(self, blocks: int) -> None:
-        """A request that the client has answered itself, by the heads that it was told."""
-        if blocks > 0:
-            self._handler.account.count("lookups_ruled_out")
-            self._handler.account.miss("never_published", blocks)
 
     def _on_commit(self, job: int) -> None:
         """What an engine stored before the verdict on it is published, or forgotten, with the verdict."""

@@ -6,6 +6,7 @@ A source that is busy is asked again, so that a burst of requests is spread and 
 time stays within the bounds of its purpose: a fetch never reserves the whole arena, a long one goes in parts.
 """
 
+import collections
 import logging
 import threading
 import time
@@ -14,11 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from kvpool_agent.account import Account
+from kvpool_agent.costs import Costs
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
-from kvpool_agent.policy.purposes import Purposes, Receiving, default_purposes
+from kvpool_agent.policy.purposes import DEMAND, Purposes, Receiving, default_purposes
 from kvpool_agent.store.arena import MayGo
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
@@ -36,6 +38,23 @@ class Wanted:
     parent: bytes
 
 
+@dataclass
+class _Watch:
+    """A fetch as it goes: when its first byte was there, when its last one so far, and how many came. 0: none yet."""
+
+    began: float
+    first: float = 0.0
+    last: float = 0.0
+    size: int = 0
+    asked: bool = False
+
+    def begins(self) -> None:
+        self.first = self.first or time.monotonic()
+
+    def came(self, size: int) -> None:
+        self.last, self.size = time.monotonic(), self.size + size
+
+
 @dataclass(frozen=True)
 class _Order:
     """From whom a fetch is made, for what, and who is told of each block."""
@@ -47,6 +66,8 @@ class _Order:
     arrived: Callable[[int], None]
     checked: Callable[[bytes], None]
     may_go: MayGo | None
+    soft: bool
+    watch: _Watch
 
 
 class InFlight:
@@ -85,6 +106,7 @@ class Fetcher:
         purposes: Callable[[], Purposes] = default_purposes,
     ) -> None:
         """purposes: the bounds that hold now."""
+        self.costs = Costs()
         self._dialer = dialer
         self._breakers = breakers
         self._account = account
@@ -92,6 +114,13 @@ class Fetcher:
         self._gates = {name: Gate(f"{name}_in", account.count) for name in purposes()}
         self._paces = {name: Pace(f"{name}_in", account.count) for name in purposes()}
         self.in_flight = InFlight()
+        self._outstanding: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def outstanding(self, address: str) -> int:
+        """Bytes that requests wait for from there now."""
+        with self._lock:
+            return self._outstanding.get(address, 0)
 
     def fetch(
         self,
@@ -103,15 +132,39 @@ class Fetcher:
         arrived: Callable[[int], None] = lambda _size: None,
         checked: Callable[[bytes], None] = lambda _key: None,
         may_go: MayGo | None = None,
+        *,
+        soft: bool = False,
     ) -> str:
         """Fetches the blocks that are neither here nor on their way; returns a reason, empty when all came.
 
-        deadline: on the monotonic clock. `arrived(size)` and `checked(key)` are called for each block.
-        may_go: which blocks may make room, as Arena.reserve has it.
+        deadline: on the monotonic clock. `arrived(size)` and `checked(key)` are called for each block. soft: the
+        deadline says when computing would have been faster, so a peer that does not keep it is no bad one. may_go:
+        which blocks may make room, as Arena.reserve has it.
         """
-        order = _Order(slab, address, purpose, deadline, arrived, checked, may_go)
-        with ExitStack() as kept:
-            return self._in_parts(order, wanted, kept)
+        order = _Order(slab, address, purpose, deadline, arrived, checked, may_go, soft, _Watch(time.monotonic()))
+        size = len(wanted) * slab.slot_bytes if purpose == DEMAND else 0
+        self._wait_for(address, size)
+        try:
+            with ExitStack() as kept:
+                return self._in_parts(order, wanted, kept)
+        finally:
+            self._wait_for(address, -size)
+            if purpose == DEMAND:
+                self._measure(order)
+
+    def _wait_for(self, address: str, size: int) -> None:
+        with self._lock:
+            self._outstanding[address] += size
+            if not self._outstanding[address]:
+                del self._outstanding[address]
+
+    def _measure(self, order: _Order) -> None:
+        """What the path has cost a request; one that was waited for in vain is as slow as its first block was late."""
+        watch, now = order.watch, time.monotonic()
+        if watch.size:
+            self.costs.moved(order.address, watch.first - watch.began, watch.size, watch.last - watch.first)
+        elif watch.asked and now >= order.deadline:
+            self.costs.moved(order.address, now - watch.began, order.slab.slot_bytes, now - watch.began)
 
     def _in_parts(self, order: _Order, wanted: Sequence[Wanted], kept: ExitStack) -> str:
         """One part after the other, each within the purpose's bounds; none after one that did not come whole. What has
@@ -185,6 +238,7 @@ class Fetcher:
                 raise PeerError("more blocks than were asked for")
             slot, block = slots[-1], wanted[index]
             view = slab.view(slot)
+            order.watch.begins()
             read_into(view)
             if tag_of(block.key, view) != tag:
                 self._account.count("tag_failures")
@@ -194,6 +248,7 @@ class Fetcher:
             landed += 1
             slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
             self._account.moved(f"{purpose}_in", 1, length)
+            order.watch.came(length)
             order.checked(block.key)
             order.arrived(length)
 
@@ -201,13 +256,14 @@ class Fetcher:
             return self._dialer.fetch(address, slab.id, [w.key for w in wanted], purpose, deadline, land)
 
         began = time.monotonic()
+        order.watch.asked = True
         try:
             stopped = self._patiently(ask, self._purposes()[purpose].receiving.busy_tries, deadline)
             self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
             reason = reason or ("" if landed == len(wanted) else "busy" if stopped else "evicted")
         except PeerError as error:
             now = time.monotonic()
-            reason = self._fault(address, error, landed * slab.slot_bytes, now - began, now >= deadline)
+            reason = self._fault(order, error, landed * slab.slot_bytes, now - began, now >= deadline)
             self._account.count(f"fetch_{reason}")
             log.info("fetch of %d blocks from %s ended after %d: %s", len(wanted), address, landed, error)
         finally:
@@ -235,8 +291,9 @@ class Fetcher:
         else:
             self._breakers.failed(address)
 
-    def _fault(self, address: str, error: PeerError, size: int, seconds: float, late: bool) -> str:
-        if isinstance(error, PeerBusy):
+    def _fault(self, order: _Order, error: PeerError, size: int, seconds: float, late: bool) -> str:
+        address = order.address
+        if isinstance(error, PeerBusy) or (late and order.soft):
             self._breakers.put_off(address)
             return "deadline" if late else "busy"
         if late:

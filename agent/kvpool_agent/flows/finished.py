@@ -1,7 +1,8 @@
 """A request's end: its blocks count as heat, and its prompt blocks as computed, local or shared."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvpool_agent.account import Account
 from kvpool_agent.store.slab import Slab
@@ -43,3 +44,15 @@ def finish_request(
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):
             slab.below.used(slab, keys, repeated)
+
+
+def told_misses(account: Account, header: Mapping[str, Any]) -> None:
+    """What became of blocks that were promised, and of a request that the client has answered itself, by the heads
+    that it was told."""
+    account.miss("no_room", int(header.get("without_room", 0)))
+    account.miss("evicted", int(header.get("lost", 0)))
+    account.miss("deadline", int(header.get("late", 0)))
+    unknown = int(header.get("unknown", 0))
+    if unknown > 0:
+        account.count("lookups_ruled_out")
+        account.miss("never_published", unknown)

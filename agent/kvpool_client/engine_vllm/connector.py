@@ -1,4 +1,4 @@
-"""vLLM's own OffloadingConnector, with two things that it leaves out for models with several KV-cache groups.
+"""vLLM's own OffloadingConnector, with two things that it leaves out for models with several KV-cache groups, and time.
 
 The spec and the tier below it see how many tokens a block of each group has, and not what its layers look at, how many
 bytes they write, nor whose they are. Only the connector is given that; it travels on in the connector's extra
@@ -8,6 +8,8 @@ And of a window, the engine's device keeps the last blocks alone. Where those be
 the engine offers it all the same, with whatever lay in the rest of its row before; a request that goes on at an earlier
 boundary would look at that. So a block of which the device holds a part is not stored at all, not in the host pool
 either.
+
+When requests begin and have their first token is seen here alone (kvpool_client.engine_vllm.prefills).
 """
 
 import logging
@@ -21,7 +23,9 @@ from vllm.v1.kv_offload.base import LookupResult
 
 from kvpool_client.engine_vllm.configuration import KINDS_FIELD
 from kvpool_client.engine_vllm.drafts import is_drafts
+from kvpool_client.engine_vllm.prefills import Prefills
 from kvpool_client.groups import FULL, STATE, WINDOW
+from kvpool_client.timing import Timings
 
 log = logging.getLogger("kvpool.client")
 
@@ -42,6 +46,29 @@ class KvpoolConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if plans and any(kind != FULL for kind, *_ in extra[KINDS_FIELD]):
             store_whole_blocks_alone(self.connector_scheduler)
+        self._prefills = Prefills(timings_of(self.connector_scheduler)) if plans else None
+
+    def on_new_request(self, request: Any) -> None:
+        super().on_new_request(request)
+        if self._prefills is not None:
+            self._prefills.new(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        if self._prefills is not None:
+            self._prefills.scheduled(scheduler_output)
+        return super().build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        if self._prefills is not None:
+            self._prefills.results()
+        super().update_connector_output(connector_output)
+
+
+def timings_of(scheduler: Any) -> Timings:
+    """Those of our tier below the connector's scheduler; some that nobody reads where there is none."""
+    tiers = getattr(getattr(scheduler, "manager", None), "secondary_tiers", ())
+    found = (getattr(tier, "timings", None) for tier in tiers)
+    return next((one for one in found if isinstance(one, Timings)), Timings())
 
 
 def kind_and_window(group: Any) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from kvpool_client.engine_vllm import adapters, epoch, geometry
 from kvpool_client.engine_vllm.requests import MARK_FIELD
 from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import SchedulerSide
+from kvpool_client.timing import Timings
 
 log = logging.getLogger("kvpool.client")
 
@@ -71,6 +72,11 @@ class KvpoolTier(SecondaryTierManager):
             self._failed_jobs += [result.job for result in side.ledger.take()]
             self._fail()
             return otherwise
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the connector tells when requests begin and have their first token."""
+        return self._side.timings if self._side is not None else None
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         return _RESULTS[self._guarded(lambda side: side.lookup(key, req_context), Answer.MISS)]

@@ -72,6 +72,8 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
             onDeadline=spec.readiness.on_deadline,
         ),
         loading=Loading(
+            mode=spec.loading.mode,
+            margin=spec.loading.margin,
             deadlineSeconds=spec.loading.deadline_seconds,
             maxBytesPerSecond=int(spec.loading.max_bytes_per_second),
         ),

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from kvpool_contract.names import API_GROUP, pool_object_name
+from kvpool_operator.desired.loading import Loading
 from kvpool_operator.desired.parts import GIB, IMMUTABLE, LIVE, MIB, NEW_PODS, Bytes, Part, PoolError, field
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
@@ -123,29 +124,6 @@ class Readiness(Part, frozen=True):
             LIVE,
         ),
     ] = "Degrade"
-
-
-class Loading(Part, frozen=True):
-    """Loading of a request's blocks from other replicas."""
-
-    deadline_seconds: Annotated[
-        float,
-        field(
-            "After this much of a request's waiting, what has come is used and the rest computed.",
-            LIVE,
-            ge=0.05,
-            le=3600,
-        ),
-    ] = 10.0
-    max_bytes_per_second: Annotated[
-        Bytes,
-        field(
-            "Bytes per second that a member fetches for requests at most, and gives at most to those of others. 0: no "
-            "bound.",
-            LIVE,
-            least=0,
-        ),
-    ] = Bytes(0)
 
 
 class Drain(Part, frozen=True):

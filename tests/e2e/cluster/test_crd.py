@@ -49,7 +49,7 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         },
         "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4, "sourceMaxStreams": 2},
         "readiness": {"targetPercent": 95, "deadlineSeconds": 240, "attachGraceSeconds": 30, "onDeadline": "Degrade"},
-        "loading": {"deadlineSeconds": 10, "maxBytesPerSecond": "0"},
+        "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10, "maxBytesPerSecond": "0"},
         "transport": {"tls": {"mode": "Managed", "secretRef": {"name": ""}}},
         "agent": {
             "image": "",

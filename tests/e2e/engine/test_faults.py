@@ -92,7 +92,7 @@ class Pair:
 def pair(
     forge: Forge, small_models: list[Path], tools: Tools, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    agent = {"arenaBytes": 64 * MIB, "loading": {"deadlineSeconds": 1.0}}
+    agent = {"arenaBytes": 64 * MIB, "loading": {"mode": "Always", "deadlineSeconds": 1.0}}
     pool = Pool(tools, tmp_path_factory.mktemp("faults"), host_pool_bytes=HOST_POOL, agent=agent)
     made = None
     try:

@@ -166,3 +166,23 @@ def attached_anew(replica: Replica, killed: str) -> bool:
     status = replica.status()
     probe = status["probe"]
     return status["incarnation"] != killed and bool(status["attached"] and probe["blocks"])
+
+
+@pytest.mark.parametrize("pool", ["bfloat16"], indirect=True)
+def test_what_computing_and_loading_cost_is_measured_request_by_request(pool: Pool) -> None:
+    a, b = pool.replicas[:2]
+    before = {replica.name: replica.status()["costs"] for replica in (a, b)}
+    for seed, blocks in ((9100, 2), (9101, 6)):
+        tokens = prompt(seed, blocks * BLOCK + 5)
+        ask(a, tokens)
+        assert ask(b, tokens).tokens == by_source(pool=blocks * BLOCK, computed=5)
+    of_a, of_b = settle(a)["costs"], settle(b)["costs"]
+    for replica, costs in ((a, of_a), (b, of_b)):
+        assert costs["recompute"]["count"] == before[replica.name]["recompute"]["count"] + 2
+    assert of_a["recompute"]["longest"] >= 6 * BLOCK + 5
+    assert min(of_a["recompute"]["linear"], of_a["recompute"]["p50"], of_b["install"]["p50"]) > 0
+    address = f"127.0.0.1:{a.peer_port}"
+    known = before[b.name]["paths"].get(address, {"moved": 0})
+    path = of_b["paths"][address]
+    assert path["moved"] == known["moved"] + 2
+    assert min(path["queue"]["p50"], path["rate"]["p50"]) > 0

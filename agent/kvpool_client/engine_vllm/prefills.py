@@ -1,0 +1,71 @@
+"""When vLLM's requests begin and have their first token, seen from its connector.
+
+Its scheduler tells the connector of each new request, of each step that it has put together, and of each step whose
+results are in. With asynchronous scheduling the next step is put together before those of the last one are there, so
+moments of scheduling say nothing of how long a step took: a first token is one that the request has, when results come.
+Only requests between their first step and that are looked at, a few at any time.
+"""
+
+import logging
+import time
+from typing import Any
+
+from kvpool_client.timing import Timings
+
+log = logging.getLogger("kvpool.client")
+
+
+class Prefills:
+    """Called on the scheduler's thread, where an exception would end the engine: after one it does nothing more."""
+
+    def __init__(self, timings: Timings) -> None:
+        self._timings: Timings | None = timings
+        self._waiting: dict[str, Any] = {}  # requests, by their names there
+        self._computing: dict[str, Any] = {}
+
+    def new(self, request: Any) -> None:
+        """A request has come."""
+        if self._timings is not None:
+            self._waiting[request.request_id] = request
+
+    def scheduled(self, step: Any) -> None:
+        """A step was put together."""
+        timings = self._timings
+        if timings is None or not (step.scheduled_new_reqs or step.finished_req_ids):
+            return
+        try:
+            now = time.monotonic()
+            for new in step.scheduled_new_reqs:
+                request = self._waiting.pop(new.req_id, None)
+                if request is not None:
+                    timings.began(new.req_id, new.num_computed_tokens, request.num_prompt_tokens, now)
+                    self._computing[new.req_id] = request
+            for name in step.finished_req_ids or ():
+                self._waiting.pop(name, None)
+                self._computing.pop(name, None)
+        except Exception:  # noqa: BLE001 - see the class's docstring
+            self._give_up()
+
+    def results(self) -> None:
+        """The results of a step are in."""
+        timings = self._timings
+        if timings is None or not self._computing:
+            return
+        try:
+            now = time.monotonic()
+            for name, request in list(self._computing.items()):
+                if request.num_preemptions:
+                    timings.drop(name)
+                elif request.num_output_tokens:
+                    timings.first_token(name, now)
+                else:
+                    continue
+                del self._computing[name]
+        except Exception:  # noqa: BLE001 - see the class's docstring
+            self._give_up()
+
+    def _give_up(self) -> None:
+        log.exception("kvpool: what requests cost can't be seen in this engine")
+        self._timings = None
+        self._waiting.clear()
+        self._computing.clear()

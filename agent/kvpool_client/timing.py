@@ -1,0 +1,63 @@
+"""How long each request took to its first token, and what of it was kvpool's: what the agent weighs loads by.
+
+Three moments of a request, told by the engine's adapter on its scheduler thread: it has arrived, it is in its first
+step (with so many tokens of its prompt in the cache), it has its first token. One that made way for another meanwhile
+says nothing of what its tokens cost, and is not told.
+"""
+
+from dataclasses import dataclass
+
+from kvpool_client.plan import Summary
+
+
+@dataclass
+class _Moments:
+    arrived: float
+    began: float = -1.0
+    first: float = -1.0
+    held: int = 0
+    tokens: int = 0
+
+
+class Timings:
+    """Times in seconds of one monotonic clock. Of requests that it does not know nothing is kept."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Moments] = {}
+
+    def arrived(self, request: str, now: float) -> None:
+        self._requests[request] = _Moments(now)
+
+    def began(self, request: str, held: int, tokens: int, now: float) -> None:
+        """The request is in its first step: of `tokens` of its prompt the cache has `held`."""
+        moments = self._requests.get(request)
+        if moments is not None and moments.began < 0:
+            moments.began, moments.held, moments.tokens = now, held, tokens
+
+    def first_token(self, request: str, now: float) -> None:
+        moments = self._requests.get(request)
+        if moments is not None and moments.began >= 0 and moments.first < 0:
+            moments.first = now
+
+    def drop(self, request: str) -> None:
+        """The request was preempted."""
+        moments = self._requests.get(request)
+        if moments is not None and moments.first < 0:
+            del self._requests[request]
+
+    def finish(self, request: str, summary: Summary) -> dict[str, float | int]:
+        """What is told of a request that has ended; empty where its first token was never seen."""
+        moments = self._requests.pop(request, None)
+        if moments is None or moments.first < 0:
+            return {}
+        waited = install = 0.0
+        if summary.agent_seconds >= 0:
+            waited = max(0.0, summary.settled - summary.opened)
+            install = max(0.0, moments.began - summary.opened - summary.agent_seconds)
+        seconds = {"first": moments.first - moments.arrived, "prefill": moments.first - moments.began,
+                   "waited": waited, "install": install}  # fmt: skip
+        return {
+            **{name: round(value, 6) for name, value in seconds.items()},
+            "held": min(moments.held, moments.tokens),
+            "tokens": moments.tokens,
+        }
