@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The control plane alone at scale: `make soak` runs it before the agents' soak; SCALE_QUICK=1 for a tenth of it.
 
-    scale.py [--pools 200] [--pods 3000] [--foreign 3000] [--seconds 60]
+    scale.py [--pools 200] [--pods 3000] [--foreign 3000] [--seconds 60] [--patience 1200]
 
 A real API server and controller-manager, the controller as a process under its own account, and a fake kubelet with a
 server that answers for all agents. It prints what the controller costs at rest and per pod, how soon a change shows,
@@ -38,7 +38,6 @@ GROUP = "/apis/kvpool.io/v1alpha1"
 POLL_SECONDS = "10"
 SETTLE_SECONDS, CHURN = 15.0, 25  # changes of foreign pods per second
 SAMPLES = 12
-PHASE_SECONDS = 1200.0
 ISOLATED = "KVPOOL_SCALE_ISOLATED"
 
 
@@ -120,7 +119,7 @@ class Scale:
             }
             await self.api.call("POST", f"{GROUP}/namespaces/{namespace}/kvcachepools", document)
         await self.pools.until(
-            "every pool has a status", lambda seen: self._all(lambda p: "status" in p), PHASE_SECONDS
+            "every pool has a status", lambda seen: self._all(lambda p: "status" in p), self.options.patience
         )
 
     async def _account(self, namespace: str) -> bool:
@@ -153,7 +152,7 @@ class Scale:
             await self.api.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
 
         await asyncio.gather(*(one(number) for number in range(self.options.foreign)))
-        await _until("foreign pods run", lambda: _now(len(self.kubelet.running) >= wanted), PHASE_SECONDS)
+        await _until("foreign pods run", lambda: _now(len(self.kubelet.running) >= wanted), self.options.patience)
         await asyncio.sleep(SETTLE_SECONDS)
 
     async def _churn(self) -> None:
@@ -173,13 +172,16 @@ class Scale:
     async def _ready(self, what: str, count: Callable[[tuple[str, str]], str]) -> None:
         """Until each pool shows so many ready members."""
 
-        def right() -> bool:
+        def right() -> int:
             shown = self.pools.objects
-            return all(
+            return sum(
                 shown.get(key, {}).get("status", {}).get("ready") == f"{count(key)}/{self.each}" for key in self.keys
             )
 
-        await self.pools.until(what, lambda _: right(), PHASE_SECONDS)
+        try:
+            await self.pools.until(what, lambda _: right() == len(self.keys), self.options.patience)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {right()} of {len(self.keys)} pools") from None
 
     # -- what is measured -----------------------------------------------------------------------------
 
@@ -218,12 +220,12 @@ class Scale:
         began = time.monotonic()
         changed = await self.api.call("PATCH", path, {"spec": {"prewarm": {"maxStreams": streams}}}, MERGE)
         generation = changed["metadata"]["generation"]
-        await self.configurations.until("the ConfigMap", lambda _: self._streams(key) == streams, PHASE_SECONDS)
+        await self.configurations.until("the ConfigMap", lambda _: self._streams(key) == streams, self.options.patience)
         configured = time.monotonic() - began
         await self.pools.until(
             "the status",
             lambda seen: seen.objects[key].get("status", {}).get("observedGeneration") == generation,
-            PHASE_SECONDS,
+            self.options.patience,
         )
         return configured, time.monotonic() - began
 
@@ -246,7 +248,9 @@ class Scale:
 
     async def _shows(self, key: tuple[str, str], ready: int) -> None:
         wanted = f"{ready}/{self.each}"
-        await self.pools.until(wanted, lambda seen: seen.objects[key]["status"]["ready"] == wanted, PHASE_SECONDS)
+        await self.pools.until(
+            wanted, lambda seen: seen.objects[key]["status"]["ready"] == wanted, self.options.patience
+        )
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[Callable[[float], str]]:
@@ -328,6 +332,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, count in (("pools", 200), ("pods", 3000), ("foreign", 3000), ("seconds", 60)):
         parser.add_argument(f"--{name}", type=int, default=count // quick)
+    parser.add_argument(
+        "--patience", type=int, default=1200, help="seconds that a phase may take (default %(default)s)"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster must not be left behind
     if reason := provider.lacking():
