@@ -126,7 +126,7 @@ def kvpool(*arguments: str, code: int = 0) -> str:
     """Output of the `kvpool` command, which must end with this code."""
     paths = f"{REPOSITORY / 'agent'}:{REPOSITORY / 'operator'}"
     command = [sys.executable, "-m", "kvpool_cli", *arguments]
-    done = subprocess.run(command, env={"PYTHONPATH": paths}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={"PYTHONPATH": paths}, capture_output=True, text=True, timeout=180)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 

@@ -16,7 +16,7 @@ from cluster.provider import Provided
 
 NAME, SELECTOR = "chat", "app=chat"
 PORT = 8000
-READY_SECONDS = 90
+READY_SECONDS = 180
 SMALL = {
     "engine": {"hostPool": {"size": "2Mi"}},
     "tiers": {"memory": {"size": "32Mi"}},
