@@ -144,7 +144,7 @@ HANDSHAKES: dict[str, tuple[Answer, str]] = {
 
 
 FAULTS = [
-    Fault("silence-after-handshake", frames.Locate, silence, 0, "directory_unreachable"),
+    Fault("silence-after-handshake", frames.Locate, silence, 0, "deadline"),
     Fault("lookup-of-another-length", frames.Locate, says(frames.encode(frames.Located(), 1), b"\1"), 0,
           "directory_unreachable"),
     at_fetch("silence-at-fetch", silence, 0, "deadline", LATE, breaker=OPEN),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from agent_pool import Node
 from standin_engine import Served
 
+PAUSE_SECONDS = 0.01  # between requests: several loads without any would take the cores from what they are a load for
+
 
 class Load:
     """Serves on a node's engine from a thread of its own until it ends; fails there if a byte was wrong."""
@@ -29,7 +31,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            while not self._ended.is_set():
+            while not self._ended.wait(PAUSE_SECONDS):
                 self.node.engine.forget()
                 self.served.append(self.node.engine.serve(self.prompts(len(self.served))))
         except BaseException as error:  # noqa: BLE001 - shown by the test's thread

@@ -56,11 +56,14 @@ def test_one_format_with_two_block_sizes_is_refused_by_name(pool: AgentPool) -> 
     channel.close()
 
 
-def test_a_second_engine_of_another_format_is_refused_by_name(pool: AgentPool) -> None:
+def test_a_second_engine_of_another_format_is_refused_by_name_and_the_fields_that_differ(pool: AgentPool) -> None:
     a = pool.joined("a")
     a.begin_attach(model="other")
     a.until_state("Ready(degraded)", "other_format")
     assert a.status().attaches == 1
+    assert [event.detail for event in a.events("attach_refused")] == [
+        {"reason": "other_format", "detail": "model: other here, m there"}
+    ]
     assert a.engine.serve(prompt("p", 4)) == Served(computed=4)
 
 

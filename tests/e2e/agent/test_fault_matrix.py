@@ -20,18 +20,25 @@ from kvpool_agent.peer import frames
 from kvpool_contract.status import Peer
 
 # of a load: where a fault ends with it, and where nothing waits for it
-WAITED_SECONDS, NEVER_SECONDS = 2.0, 15.0
-LONG_PAUSE = "from kvpool_agent.policy import breaker; breaker.FIRST_PAUSE_SECONDS = 5.0"
+WAITED_SECONDS, NEVER_SECONDS = 3.0, 15.0
+# a lookup ends with the load's deadline alone, and a breaker is open for longer than a few requests take
+CALM = """
+import sys
+if "kvpool_agent.worker" in sys.orig_argv:
+    from kvpool_agent.directory import locate
+    from kvpool_agent.policy import breaker
+    locate.LOCATE_SECONDS = 30.0
+"""
+LONG_PAUSE = CALM + "    breaker.FIRST_PAUSE_SECONDS = 5.0\n"
 TOLD = ("fetch_transfer_failed", "fetch_deadline", "fetch_busy", "fetch_asked_again", "tag_failures", "breaker_opened")
 
 
 @contextlib.contextmanager
-def asker_and_peer(folder: Path, seconds: float, code: str = "") -> Iterator[tuple[Node, BadPeer]]:
+def asker_and_peer(folder: Path, seconds: float, code: str = CALM) -> Iterator[tuple[Node, BadPeer]]:
     """An agent with its engine, and the peer beside it."""
     pool = AgentPool(folder, arenaBytes=8 << 20)
     try:
-        node = pool.node("asker", loading={"deadlineSeconds": seconds})
-        node = (node.patched(code) if code else node).start().attach()
+        node = pool.node("asker", loading={"deadlineSeconds": seconds}).patched(code).start().attach()
         with contextlib.closing(BadPeer(node.status().format, node.replica.pool)) as peer:
             yield node, peer
     finally:

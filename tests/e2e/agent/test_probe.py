@@ -183,12 +183,3 @@ def test_a_worker_that_is_killed_knows_its_engine_again_and_has_the_probes_block
     a.until("the block again", lambda s: s.probe.blocks == known)
     b = pool.node("b").start().begin_attach(probe=True, layout=halves_swapped)
     b.until_state("Ready(degraded)", "probe_mismatch")
-
-
-def test_an_engine_of_another_format_is_told_which_fields_differ(pool: AgentPool) -> None:
-    a = pool.joined("a")
-    a.begin_attach(model="other")
-    a.until_state("Ready(degraded)", "other_format")
-    assert [event.detail for event in a.events("attach_refused")] == [
-        {"reason": "other_format", "detail": "model: other here, m there"}
-    ]
