@@ -11,7 +11,7 @@ GPU_PYTHON ?= python3
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help demo check test unit tiers decisions engine security cluster soak gpu-check images release
+.PHONY: help demo check test unit tiers decisions engine security rdma cluster soak gpu-check images release
 
 VERSION := $(shell sed -n 's/^appVersion: //p' helm/kvpool/Chart.yaml)
 
@@ -26,6 +26,7 @@ help:
 	@echo "make decisions  when agents load and when they let the engine compute, from what both cost (four minutes)"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make security attacks on agents and on the bytes between them (four minutes)"
+	@echo "make rdma     transfers by RDMA, in a virtual machine whose devices are made of software (six minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
 	@echo "make images   both images, as REGISTRY/kvpool/operator and REGISTRY/kvpool/agent (REGISTRY, DOCKER)"
@@ -36,7 +37,7 @@ demo:
 	@$(PYTHON) hack/prepare.py preflight
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python examples/demo/demo.py
 
-check test unit tiers decisions engine security cluster:
+check test unit tiers decisions engine security rdma cluster:
 	@$(PYTHON) hack/suites.py $@
 
 images:

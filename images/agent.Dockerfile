@@ -7,6 +7,12 @@ COPY images/rootfs.sh images/requirements-agent.txt /source/images/
 RUN /source/images/rootfs.sh /root-of-image agent
 
 FROM docker.io/library/python:3.11-slim-bookworm
+# pyverbs is bound to one release of rdma-core, so both are the distribution's, whose Python is 3.11 too; the providers
+# are the devices' drivers
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3-pyverbs ibverbs-providers \
+    && rm -rf /var/lib/apt/lists/* \
+    && ln -s /usr/lib/python3/dist-packages/pyverbs /usr/local/lib/python3.11/site-packages/pyverbs
 COPY --from=build /root-of-image/opt/kvpool /opt/kvpool
 ENV PYTHONPATH=/opt/kvpool
 USER 10001:10001

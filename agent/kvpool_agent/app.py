@@ -5,7 +5,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -40,9 +40,11 @@ from kvpool_agent.keyring import Keyring
 from kvpool_agent.observe import spaces
 from kvpool_agent.observe.engine import EngineWatch
 from kvpool_agent.observe.http import application
-from kvpool_agent.observe.members import peer_status
+from kvpool_agent.observe.members import peer_statuses
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
+from kvpool_agent.peer.rdma.reader import Reader
+from kvpool_agent.peer.rdma.transport import Rdma
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.place import Place
 from kvpool_agent.policy.purposes import Purposes, purposes
@@ -88,9 +90,8 @@ class Agent:
         # announcements and requests never wait for each other's connections
         self._teller = Dialer(self._identity, transport, entitlement)
         self._breakers = Breakers(self._account)
-        self._members = MemberView(
-            config.members, self._dialer, place.member, self._gone, self._other, self._own_format
-        )
+        seeds, gone = config.members, self._gone
+        self._members = MemberView(seeds, self._dialer, place.member, gone, self._other, self._own_format)
         self._entries = Entries(self._account)
         self._homes = Homes(self._members, self._as_home)
         self._locator = Locator(self._members, self._dialer, self._breakers, self._account, self._homes, self._entries)
@@ -106,7 +107,9 @@ class Agent:
             lambda: self._probe.withdrawn or not self._handler.in_groups,
         )
         self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
-        self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes)
+        self._rdma = Rdma(config, memory, self._readable, self._account)
+        direct = Reader(self._rdma, self._dialer, self._account)
+        self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes, direct)
         self._probe = ProbeFlow(
             config.engine.port,
             self._members,
@@ -145,9 +148,8 @@ class Agent:
             self._account.count("warm_discarded_bytes", place.last_beat.discarded)
             self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
         reading = Reading(self._account, self._purposes)
-        source = OwnBlocks(
-            self._identity, self._slabs, reading, lambda: self._readiness.state, self._probe, self._format_is_proved
-        )
+        state, proved = (lambda: self._readiness.state), self._format_is_proved
+        source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma)
         directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
         self._peers = PeerServer(
             place.bind,
@@ -183,16 +185,13 @@ class Agent:
         runner = web.AppRunner(application(self.status), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
-        self._certification.start()
-        self._keyring.start()
-        self._members.start()
-        self._announcer.start()
-        self._orphans.start()
-        self._heads.start()
-        self._store.start()
-        self._disk.start()
-        self._peers.start()
-        self._engine_port.start()
+        starts = (
+            self._certification.start, self._keyring.start, self._members.start, self._announcer.start,
+            self._orphans.start, self._heads.start, self._store.start, self._disk.start, self._rdma.start,
+            self._peers.start, self._engine_port.start,
+        )  # fmt: skip
+        for begin in starts:
+            begin()
         if self._place.restarted:
             self._account.event("restarted")
             threading.Thread(target=self._recover, name="kvpool-recover", daemon=True).start()
@@ -222,19 +221,13 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            self._keyring.close()
-            self._engine_port.close()
-            self._peers.close()
-            self._certification.close()
-            self._announcer.close()
-            self._orphans.close()
-            self._heads.close()
-            self._members.close()
-            self._disk.close()
-            self._lookup.close()
-            self._locator.close()
-            self._dialer.close()
-            self._teller.close()
+            closes = (
+                self._keyring.close, self._engine_port.close, self._peers.close, self._certification.close,
+                self._announcer.close, self._orphans.close, self._heads.close, self._members.close, self._disk.close,
+                self._rdma.close, self._lookup.close, self._locator.close, self._dialer.close, self._teller.close,
+            )  # fmt: skip
+            for close in closes:
+                close()
             await runner.cleanup()
 
     def stop(self) -> None:
@@ -338,7 +331,7 @@ class Agent:
         self._other(address)
 
     def _other(self, address: str) -> None:
-        for known in (self._teller, self._breakers, self._fetcher.costs):
+        for known in (self._teller, self._breakers, self._fetcher.costs, self._rdma.peers):
             known.forget(address)
 
     def _as_home(self) -> tuple[str, str] | None:
@@ -353,6 +346,9 @@ class Agent:
     def _format_is_proved(self) -> bool:
         """Whether an engine has shown that it has this format, to this worker or to one before it."""
         return self._handler.attaches > 0 or self._place.latched
+
+    def _readable(self) -> Sequence[Slab]:
+        return () if self._probe.withdrawn else self._slabs.all
 
     def _own_format(self) -> str:
         slab = self._slabs.current
@@ -385,7 +381,7 @@ class Agent:
             directory=contract.Directory(
                 len(self._entries), self._entries.holders, self._members.learnt, *self._heads.known
             ),
-            peers=[peer_status(member, slab, *self._breakers.view(member.address)) for member in self._members.all()],
+            peers=peer_statuses(self._members.all(), slab, self._breakers, self._rdma),
             unknown_config_fields=list(self._configuration.unknown_fields),
             started_at=self._started_at,
             events=events,
@@ -395,4 +391,5 @@ class Agent:
             cache_namespaces=spaces.cache_namespaces(self._keyring, self._slabs),
             disk=self._disk.status(),
             costs=self._fetcher.costs.snapshot(),
+            transport=self._rdma.snapshot(),
         )

@@ -19,6 +19,7 @@ from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, REQUEST_MODES, is_name
 VERSION = 1
 MIB = 2**20
 DIGEST_DIGITS = 12
+TCP = "TCP"
 GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
 DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
 DEFAULT_OWNED_PERCENT = 70
@@ -129,6 +130,24 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rdma:
+    """`devices`: names of the RDMA devices to use; none: every one that the container can open. `allowUnencrypted`:
+    whether blocks may go by RDMA, in clear, where all else between members is encrypted."""
+
+    devices: tuple[str, ...] = ()
+    allowUnencrypted: bool = False  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """How blocks come from other members. `Auto`: by RDMA where both ends can, else by TCP; `TCP`; `RDMA`: as Auto, and
+    where it can't be used something is wrong, which the operator shows."""
+
+    type: Literal["Auto", "TCP", "RDMA"] = "Auto"
+    rdma: Rdma = field(default_factory=Rdma)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Everything that an agent is told. `arenaBytes` is a hard limit. `eviction`: GDSF, LRU or S3FIFO, and
     `ownedPercent`: the part of the arena that copies of other members' blocks can't take from own ones. `paused`:
@@ -145,6 +164,7 @@ class AgentConfig:
     eviction: Literal["GDSF", "LRU", "S3FIFO"] = DEFAULT_EVICTION
     ownedPercent: int = DEFAULT_OWNED_PERCENT  # noqa: N815
     disk: Disk = field(default_factory=Disk)
+    transport: Transport = field(default_factory=Transport)
     engine: Engine = field(default_factory=Engine)
     prewarm: Prewarm = field(default_factory=Prewarm)
     readiness: Readiness = field(default_factory=Readiness)

@@ -6,6 +6,7 @@ word is never reused for another meaning.
 
 from kvpool_contract.certificate_reasons import CERTIFICATE_REASONS
 from kvpool_contract.miss_reasons import MISS_REASONS
+from kvpool_contract.rdma_reasons import RDMA_REASONS
 from kvpool_contract.reason import Reason
 
 _TABLE = (
@@ -332,7 +333,7 @@ _TABLE = (
     ),
 )
 
-REASONS: dict[str, Reason] = {reason.word: reason for reason in (*_TABLE, *CERTIFICATE_REASONS)}
+REASONS: dict[str, Reason] = {reason.word: reason for reason in (*_TABLE, *CERTIFICATE_REASONS, *RDMA_REASONS)}
 
 
 def explain(word: str) -> str:

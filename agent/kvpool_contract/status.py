@@ -22,7 +22,8 @@ class Event(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct, frozen=True):
     """A member as this agent sees it. `live`: it shook hands within the last two seconds; `incarnation`: which life of
     its worker answered last. `breaker`: closed, open (no source after `failures` in a row) or half_open (tried
-    again). `differences`: how its format is another one than this agent's, a line for each field."""
+    again). `differences`: how its format is another one than this agent's, a line for each field. `not_by_rdma`: why
+    blocks of it last came by TCP, though this agent has RDMA; empty where they did not."""
 
     address: str
     live: bool
@@ -35,6 +36,7 @@ class Peer(msgspec.Struct, frozen=True):
     failures: int = 0
     differences: list[str] = []
     incarnation: str = ""
+    not_by_rdma: str = ""
 
 
 class Hits(msgspec.Struct, frozen=True):
@@ -226,6 +228,33 @@ class Costs(msgspec.Struct, frozen=True):
     paths: dict[str, Path] = {}
 
 
+class RdmaDevice(msgspec.Struct, frozen=True):
+    """An RDMA device. `state`: ready or failed (it is tried again), with `reason` and `detail`. `address`: that of its
+    GID; MTU in bytes; queue pairs of both directions; bytes that are registered now, and the seconds that registering
+    the whole arena took."""
+
+    name: str
+    state: str
+    reason: str = ""
+    detail: str = ""
+    address: str = ""
+    mtu: int = 0
+    queue_pairs: int = 0
+    registered_bytes: int = 0
+    registration_seconds: float = 0.0
+
+
+class Transport(msgspec.Struct, frozen=True):
+    """How blocks come from other members. `type`: as configured. `in_use`: RDMA while a device is open, to members that
+    have one, too (see peers); TCP, else, and `reason` and `detail` say why not RDMA where that was asked for."""
+
+    type: str = "TCP"
+    in_use: str = "TCP"
+    reason: str = ""
+    detail: str = ""
+    devices: list[RdmaDevice] = []
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm), Ready(degraded) with a `reason`, or Draining while
     a member that leaves hands over what it holds; `attached` says whether an engine session is open; `misses` counts
@@ -260,6 +289,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     cache_namespaces: list[CacheNamespace] = []
     disk: Disk = Disk()
     costs: Costs = Costs()
+    transport: Transport = Transport()
 
 
 class StatusError(ValueError):

@@ -29,6 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MIB = 2**20
 ENGINE_SECONDS = 240.0
 LOOPBACK = "127.0.0.1"
+# at least so many times longer may everything take that is waited for, as on an emulated processor
+PATIENCE = float(os.environ.get("KVPOOL_PATIENCE", "1"))
 T = TypeVar("T")
 CLAIMS_KEPT = 100  # those of longer ago are in use
 _claims: deque[socket.socket] = deque(maxlen=CLAIMS_KEPT)
@@ -40,7 +42,7 @@ class WaitError(RuntimeError):
 
 def patience() -> float:
     """How much longer things take here than on a machine with nothing else to do; six times at most."""
-    return min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return min(6.0, max(PATIENCE, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def wait_for(what: str, look: Callable[[], T], seconds: float, every: float = 0.1) -> T:

@@ -19,6 +19,8 @@ NOTHING = "-"
 FROM_PEERS = ("demand_in", "prewarm_in")  # what went out stands in the other side's row
 FORMAT_DIGITS = 8
 CLOSED = "closed"
+# why a pool of the type Auto does without RDMA: nothing to tell
+PLAIN = ("rdma_looking", "rdma_no_device", "rdma_no_pyverbs", "rdma_unencrypted")
 NOTABLE_GAIN, LEAST_ASKED = 0.05, 1000
 NOTABLE_ORPHANS = 0.1  # of the blocks that a member holds
 WIDTH = 200
@@ -73,7 +75,7 @@ def _row(member: str, status: AgentStatus) -> list[str]:
 def _notes(answer: Answer) -> Iterator[str]:
     """What there is to say of a member besides its row: nothing of one that is as it should be."""
     if answer.status is not None:
-        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena, _of_disk):
+        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena, _of_disk, _of_transport):
             yield from (f"{answer.member}: {note}" for note in parts(answer.status))
         yield from _of_peers(answer.member, answer.status)
 
@@ -124,12 +126,27 @@ def _of_disk(status: AgentStatus) -> Iterator[str]:
         yield f"the disk tier is {status.disk.state}: {explain(status.disk.reason)}"
 
 
+def _of_transport(status: AgentStatus) -> Iterator[str]:
+    """Why blocks don't come by RDMA, where that was asked for or a device is there, and where one has failed."""
+    transport = status.transport
+    detail = f" ({transport.detail})" if transport.detail else ""
+    if transport.reason and (transport.type == "RDMA" or transport.reason not in PLAIN):
+        yield f"blocks come by TCP: {explain(transport.reason)}{detail}"
+    for device in transport.devices if transport.in_use == "RDMA" else ():
+        if device.reason:
+            yield f"RDMA device {device.name}: {explain(device.reason)}" + (f" ({device.detail})" * bool(device.detail))
+        else:
+            yield f"blocks come by RDMA, too: {device.name} at {device.address}"
+
+
 def _of_peers(member: str, status: AgentStatus) -> Iterator[str]:
     """What keeps this member from using others as sources."""
     for peer in status.peers:
         name = f"{member} → {peer.member or peer.address}"
         if peer.breaker != CLOSED:
             yield f"{name}: breaker {peer.breaker} after {peer.failures} failures in a row"
+        if peer.not_by_rdma:
+            yield f"{name}: by TCP, not by RDMA: {peer.not_by_rdma}"
         if peer.differences:
             yield f"{name}: not the same format: {'; '.join(peer.differences)}"
 

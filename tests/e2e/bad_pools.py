@@ -91,7 +91,8 @@ BAD_POOLS = [
     _unknown("tiers.ssd", {"size": "1Gi"}, "memory, disk"),
     _unknown("engine.hostpool", {}, "container, port, hostPool, blockTokens, allowUntested"),
     _unknown("prewarm.maxStream", 2, "maxBytes, maxBytesPerSecond, maxStreams, sourceMaxStreams"),
-    _unknown("transport.type", "TCP", "tls"),
+    _unknown("transport.kind", "TCP", "type, rdma, tls"),
+    _bad("transport.type", "UDP", "'UDP' is none of Auto, TCP, RDMA; use one of them", "Unsupported value"),
     _bad(
         "transport.tls.mode",
         "Off",

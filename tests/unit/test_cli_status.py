@@ -26,8 +26,10 @@ from kvpool_contract.status import (
     Hits,
     Peer,
     Probe,
+    RdmaDevice,
     Tls,
     Transfer,
+    Transport,
     Warm,
     encode_status,
 )
@@ -313,6 +315,33 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
         ),
         ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
         ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),
+        ({"transport": Transport("Auto", "TCP", "rdma_no_device")}, []),
+        (
+            {"transport": Transport("RDMA", "TCP", "rdma_no_device", "none")},
+            [f"a: blocks come by TCP: {explain('rdma_no_device')} (none)"],
+        ),
+        (
+            {"transport": Transport("Auto", "TCP", "rdma_memlock")},
+            [f"a: blocks come by TCP: {explain('rdma_memlock')}"],
+        ),
+        (
+            {
+                "transport": Transport(
+                    "Auto",
+                    "RDMA",
+                    devices=[
+                        RdmaDevice("mlx5_0", "ready", address="10.0.0.1"),
+                        RdmaDevice("mlx5_1", "failed", "rdma_port_down"),
+                    ],
+                ),
+                "peers": [Peer("10.0.0.2:7700", True, "b", not_by_rdma="rdma_peer_without: rdma_off")],
+            },
+            [
+                "a: blocks come by RDMA, too: mlx5_0 at 10.0.0.1",
+                f"a: RDMA device mlx5_1: {explain('rdma_port_down')}",
+                "a → b: by TCP, not by RDMA: rdma_peer_without: rdma_off",
+            ],
+        ),
     ],
 )
 def test_what_there_is_to_say_stands_below_the_table_in_a_line_each(change: dict[str, Any], notes: list[str]) -> None:

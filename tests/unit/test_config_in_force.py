@@ -71,6 +71,7 @@ CHANGES: dict[str, Any] = {
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},
     "disk": {"path": "/disk", "bytes": 1 << 30},
+    "transport": {"type": "TCP"},
     "pool": "other",
     "cacheNamespaces": [{"name": "public", "keyFile": "/keys/public"}],
     "requestNamespace": "TrustGateway",

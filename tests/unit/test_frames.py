@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvpool_agent.peer import frames
+from kvpool_agent.peer import frames, lending
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import Told
 from kvpool_contract.names import format_fingerprint
 
+END = lending.End(17, 1 << 23, b"\0" * 10 + b"\xff\xff\x0a\x4d\0\1", 4096, 16)
 MESSAGES: list[frames.AnyMessage] = [
     frames.Hello([1, 2], "pool", "member", "inc"),
     frames.Welcome(1, "member", "inc", "Ready(warm)", "00ff", 12),
@@ -41,6 +42,11 @@ MESSAGES: list[frames.AnyMessage] = [
     frames.Proved(),
     frames.Offer(b"f" * 16, 4.5),
     frames.Taken(),
+    lending.Join(b"f" * 16, END),
+    lending.Joined(END, 1 << 40, 1 << 30, 77),
+    lending.Borrow(b"f" * 16, "demand", 2.5),
+    lending.Lent(48, 12.5),
+    lending.Returned(3),
 ]
 
 
@@ -223,7 +229,7 @@ def test_fields_over_the_limit_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"), [([1], 1), ([6, 1, 2], 2), ([3, 2], 3), ([6], None), ([], None), ([0, -1], None)]
+    ("offered", "chosen"), [([1], 1), ([7, 1, 2], 2), ([3, 2], 3), ([7], None), ([], None), ([0, -1], None)]
 )
 def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
     assert frames.choose_version(offered) == chosen

@@ -157,7 +157,11 @@ def test_every_field_reaches_the_configuration() -> None:
                     "imagePullSecrets": [{"name": "s"}],
                     "resources": {"requests": {"cpu": 1}, "limits": {"memory": "4Gi"}},
                 },
-                "transport": {"tls": {"mode": "Secret", "secretRef": {"name": "ours"}}},
+                "transport": {
+                    "type": "RDMA",
+                    "rdma": {"resource": "rdma/hca", "devices": ["mlx5_0"], "allowUnencrypted": True},
+                    "tls": {"mode": "Secret", "secretRef": {"name": "ours"}},
+                },
                 "paused": True,
             },
             namespace="team-a",
@@ -173,7 +177,7 @@ def test_every_field_reaches_the_configuration() -> None:
     assert (pool.spec.agent.image, pool.spec.agent.resources.requests) == ("i", {"cpu": 1})
     assert pool.spec.agent.resources.limits == {"memory": "4Gi"}
     assert [secret.name for secret in pool.spec.agent.image_pull_secrets] == ["s"]
-    assert pool.spec.transport.tls.secret_ref.name == "ours"
+    assert (pool.spec.transport.tls.secret_ref.name, pool.spec.transport.rdma.resource) == ("ours", "rdma/hca")
     data = pool_objects(pool, trust=TRUST)[0]["data"]
     assert (sorted(data), data["peers-ca.crt"]) == (["agent.json", "peers-ca.crt"], "peers")
     assert json.loads(data["agent.json"]) == {
@@ -183,6 +187,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "eviction": "S3FIFO",
         "ownedPercent": 55,
         "disk": {"path": "/var/lib/kvpool", "bytes": 10737418240},
+        "transport": {"type": "RDMA", "rdma": {"devices": ["mlx5_0"], "allowUnencrypted": True}},
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
         "tls": {"mode": "Files", "signer": "", "cluster": "c", "k8sNamespace": "team-a"},
         "engine": {"port": 9},
@@ -328,6 +333,9 @@ OTHER = {
     "transport.tls.mode": "Disabled",
     "readiness.onDeadline": "Block",
     "loading.mode": "Always",
+    "transport.type": "TCP",
+    "transport.rdma.resource": "rdma/hca",
+    "transport.rdma.devices": ["mlx5_0"],
 }
 
 
@@ -378,6 +386,9 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         "eviction",
         "ownedPercent",
         "disk.path",
+        "transport.type",
+        "transport.rdma.devices",
+        "transport.rdma.allowUnencrypted",
         "disk.bytes",
         "tls.mode",
     }

@@ -8,6 +8,7 @@ import pytest
 
 from kvpool_contract import reasons
 from kvpool_contract.certificate_reasons import CERTIFICATE_REASONS
+from kvpool_contract.rdma_reasons import RDMA_REASONS
 from kvpool_contract.reasons import REASONS, explain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,6 +29,7 @@ CALLS = {
     "Problem": 0,
     "_refused": 0,
     "_Told": 0,
+    "RdmaError": 0,
 }
 # functions that return or assign a reason, by file
 RETURNS = {
@@ -106,11 +108,12 @@ def test_every_reason_that_the_code_gives_is_in_the_table() -> None:
         "breaker_open", "incompatible", "window_missing",
         "directory_unreachable", "nothing_to_warm", "warm_deadline", "arena_lost", "not_attached", "no_shm_room",
         "multi_host", "foreign_connector", "config_refused", "tier_failed", "peer_version", "other_pool",
+        "rdma_memlock", "rdma_tag",
     } <= set(found)  # fmt: skip
 
 
 def test_no_word_stands_twice_in_the_table() -> None:
-    words = [reason.word for reason in (*reasons._TABLE, *CERTIFICATE_REASONS)]
+    words = [reason.word for reason in (*reasons._TABLE, *CERTIFICATE_REASONS, *RDMA_REASONS)]
     assert len(words) == len(set(words)) == len(REASONS)
 
 

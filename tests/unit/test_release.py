@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "hack"))
 
 import lock  # noqa: E402
+import prepare  # noqa: E402
 import release  # noqa: E402
 
 
@@ -38,9 +39,13 @@ def test_images_are_built_from_the_list_by_the_one_script(part: str) -> None:
     text = (REPOSITORY / "images" / f"{part}.Dockerfile").read_text()
     assert f"COPY images/rootfs.sh images/requirements-{part}.txt /source/images/" in text
     assert f"RUN /source/images/rootfs.sh /root-of-image {part}" in text
-    # nothing is done beside the script, so what is tested, which it makes, is what ships
-    words = [line.split()[0] for line in text.splitlines() if line and not line.startswith("#")]
-    assert words == ["FROM", "COPY", "COPY", "COPY", "COPY", "RUN", "FROM", "COPY", "ENV", "USER"]
+    # nothing is done beside the script, so what is tested, which it makes, is what ships; but for the distribution's
+    # packages, which the test images have as well
+    words = [line.split()[0] for line in text.splitlines() if line and not line.startswith(("#", " "))]
+    packages = ["RUN"] if part == "agent" else []
+    assert words == ["FROM", "COPY", "COPY", "COPY", "COPY", "RUN", "FROM", *packages, "COPY", "ENV", "USER"]
+    for package in ("python3-pyverbs", "ibverbs-providers") if packages else ():
+        assert package in text and package in prepare.DEBIAN_PACKAGES.split(",")
     script = (REPOSITORY / "images" / "rootfs.sh").read_text()
     assert '--no-deps --require-hashes -r "$work/requirements.txt"' in script and script.count("pip install") == 1
 

@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from kvpool_agent.peer import frames
+from kvpool_agent.peer import frames, lending
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store import headers
 from kvpool_agent.store.tag import tag_of
@@ -24,6 +25,18 @@ def vectors(name: str) -> list[Any]:
     found: list[Any] = json.loads((FOLDER / f"{name}.json").read_text())
     assert found
     return found
+
+
+def written(fields: dict[str, Any]) -> dict[str, Any]:
+    """As they are in a message: bytes are given in hex."""
+    return {
+        name: written(v)
+        if isinstance(v, dict)
+        else bytes.fromhex(v[4:])
+        if isinstance(v, str) and v.startswith("hex:")
+        else v
+        for name, v in fields.items()
+    }
 
 
 @pytest.mark.parametrize("vector", vectors("engine_port"), ids=lambda v: v["name"])
@@ -41,9 +54,9 @@ def test_frames_between_agents(vector: dict[str, Any]) -> None:
     assert (header_length, tail_length) == (len(data) - 8, vector["tail_length"])
     message = frames.decode(data[8:])
     assert type(message).__name__ == vector["message"]
-    fields = {name: bytes.fromhex(v[4:]) if isinstance(v, str) and v.startswith("hex:") else v
-              for name, v in vector["fields"].items()}  # fmt: skip
+    fields = written(vector["fields"])
     found = {name: getattr(message, name) for name in fields}  # what the vector does not name has its default
+    found = {name: msgspec.structs.asdict(v) if isinstance(v, msgspec.Struct) else v for name, v in found.items()}
     assert {name: [list(v) if isinstance(v, tuple) else v for v in value] if isinstance(value, list) else value
             for name, value in found.items()} == fields  # fmt: skip
     assert frames.encode(message, tail_length) == data
@@ -130,3 +143,13 @@ def test_a_tag_depends_on_key_and_every_byte() -> None:
         data[i] ^= 1
         tags.add(tag_of(b"k" * 16, memoryview(data)))
     assert len(tags) == 5
+
+
+def test_places_of_blocks_that_are_lent() -> None:
+    places = [(4096, b"t" * 16), None, (0, b"u" * 16)]
+    tail = lending.pack_places(places)
+    assert tail.hex() == "0000000000001000" + "74" * 16 + "f" * 16 + "00" * 16 + "0" * 16 + "75" * 16
+    assert lending.unpack_places(tail) == places
+    for wrong in (tail[1:], bytes((lending.MAX_LENT + 1) * 24)):
+        with pytest.raises(ValueError, match="no list of at most 4096 places"):
+            lending.unpack_places(wrong)

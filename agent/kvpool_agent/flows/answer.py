@@ -10,7 +10,12 @@ from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import Connection
 from kvpool_agent.peer.dial import Identity
+from kvpool_agent.peer.lend import Lot
+from kvpool_agent.peer.lending import End, Joined
+from kvpool_agent.peer.rdma.transport import Rdma
+from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import NOTHING, Told
 from kvpool_agent.store.slab import Slab, Slabs
@@ -29,6 +34,7 @@ class OwnBlocks:
         state: Callable[[], str],
         probe: ProbeFlow,
         proved: Callable[[], bool] = lambda: True,
+        rdma: Rdma | None = None,
     ) -> None:
         self.pool = identity.pool
         self._identity = identity
@@ -37,6 +43,7 @@ class OwnBlocks:
         self._state = state
         self._probe = probe
         self._proved = proved
+        self._rdma = rdma
 
     def _slab(self, fingerprint: bytes) -> Slab | None:
         return None if self._probe.withdrawn else self._slabs.of(fingerprint)
@@ -89,6 +96,25 @@ class OwnBlocks:
             return
         with self._reading.blocks(slab, keys, purpose) as found:
             yield found
+
+    @contextmanager
+    def lots(self, fingerprint: bytes, keys: Sequence[bytes], purpose: str) -> Iterator[Iterator[Lot]]:
+        slab = self._slab(fingerprint)
+        if slab is None or purpose == "probe":
+            yield iter(())
+            return
+        with self._reading.lots(slab, keys, purpose) as found:
+            yield found
+
+    def taken(self, fingerprint: bytes, purpose: str, blocks: int) -> None:
+        slab = self._slab(fingerprint)
+        if slab is not None:
+            self._reading.taken(slab, purpose, blocks)
+
+    def join(self, connection: Connection, fingerprint: bytes, other: End) -> Joined:
+        if self._rdma is None:
+            raise RdmaError("rdma_off")
+        return self._rdma.join(connection, self._slab(fingerprint), other)
 
 
 class OwnDirectory:

@@ -20,6 +20,8 @@ from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
+from kvpool_agent.peer.rdma.reader import Reader
+from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.policy.purposes import DEMAND, Purposes, Receiving, default_purposes
 from kvpool_agent.store.arena import MayGo
 from kvpool_agent.store.slab import Slab
@@ -104,9 +106,11 @@ class Fetcher:
         breakers: Breakers,
         account: Account,
         purposes: Callable[[], Purposes] = default_purposes,
+        direct: Reader | None = None,
     ) -> None:
-        """purposes: the bounds that hold now."""
+        """purposes: the bounds that hold now. direct: how blocks are read by RDMA."""
         self.costs = Costs()
+        self._direct = direct
         self._dialer = dialer
         self._breakers = breakers
         self._account = account
@@ -227,16 +231,25 @@ class Fetcher:
         if not slots:
             self._breakers.put_off(address)
             return reason
-        wanted = wanted[: len(slots)]
-        landed = 0
+        rest = list(wanted[: len(slots)])
+        landed, count = 0, len(rest)
+
+        def commit(block: Wanted, tag: bytes, slot: int) -> None:
+            nonlocal landed
+            self._account.computed_elsewhere(block.key)
+            landed += 1
+            slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
+            self._account.moved(f"{purpose}_in", 1, slab.slot_bytes)
+            order.watch.came(slab.slot_bytes)
+            order.checked(block.key)
+            order.arrived(slab.slot_bytes)
 
         def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
-            nonlocal landed
             if length != slab.slot_bytes:
                 raise PeerError(f"a block of {length} bytes, slots have {slab.slot_bytes}")
-            if index >= len(wanted) or not slots:
+            if index >= len(rest) or not slots:
                 raise PeerError("more blocks than were asked for")
-            slot, block = slots[-1], wanted[index]
+            slot, block = slots[-1], rest[index]
             view = slab.view(slot)
             order.watch.begins()
             read_into(view)
@@ -244,28 +257,38 @@ class Fetcher:
                 self._account.count("tag_failures")
                 raise PeerError("a block's bytes don't match their tag")
             slots.pop()
-            self._account.computed_elsewhere(block.key)
-            landed += 1
-            slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
-            self._account.moved(f"{purpose}_in", 1, length)
-            order.watch.came(length)
-            order.checked(block.key)
-            order.arrived(length)
+            commit(block, tag, slot)
 
         def ask() -> bool:
-            return self._dialer.fetch(address, slab.id, [w.key for w in wanted], purpose, deadline, land)
+            nonlocal rest
+            if self._direct is not None and self._direct.ready(purpose):
+                asked, came = rest, set[int]()
+
+                def direct(index: int, tag: bytes, slot: int) -> None:
+                    came.add(index)
+                    commit(asked[index], tag, slot)
+
+                try:
+                    keys = [w.key for w in asked]
+                    return self._direct.fetch(slab, address, keys, purpose, deadline, slots, direct)
+                except RdmaError as error:
+                    self._account.count(f"fallback_{error.reason}")
+                    rest = [w for i, w in enumerate(asked) if i not in came]
+                    if len(slots) < len(rest):  # some may still be written to
+                        raise PeerError("slots are lost to a read that has not ended") from None
+            return self._dialer.fetch(address, slab.id, [w.key for w in rest], purpose, deadline, land)
 
         began = time.monotonic()
         order.watch.asked = True
         try:
             stopped = self._patiently(ask, self._purposes()[purpose].receiving.busy_tries, deadline)
             self._served(address, landed * slab.slot_bytes, time.monotonic() - began)
-            reason = reason or ("" if landed == len(wanted) else "busy" if stopped else "evicted")
+            reason = reason or ("" if landed == count else "busy" if stopped else "evicted")
         except PeerError as error:
             now = time.monotonic()
             reason = self._fault(order, error, landed * slab.slot_bytes, now - began, now >= deadline)
             self._account.count(f"fetch_{reason}")
-            log.info("fetch of %d blocks from %s ended after %d: %s", len(wanted), address, landed, error)
+            log.info("fetch of %d blocks from %s ended after %d: %s", count, address, landed, error)
         finally:
             slab.arena.give_back(slots)
         return reason

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from kvpool_agent.account import Account
 from kvpool_agent.peer.bounds import Gate
 from kvpool_agent.peer.connection import PeerBusy
+from kvpool_agent.peer.lend import Lot
+from kvpool_agent.peer.lending import MAX_LENT
 from kvpool_agent.peer.serve import BUSY_RETRY_SECONDS, read_seconds
-from kvpool_agent.policy.purposes import DEMAND, Purposes, default_purposes
+from kvpool_agent.policy.purposes import DEMAND, LENT_BYTES, STREAM_BYTES, Purposes, default_purposes
 from kvpool_agent.store.arena import Held
 from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
@@ -43,14 +45,7 @@ class Reading:
     def blocks(self, slab: Slab, keys: Sequence[bytes], purpose: str) -> Iterator[Iterator[Readable]]:
         """The blocks that are held, in order. Each is to be sent within `read_seconds` of its bytes. Raises PeerBusy
         where the purpose's readers keep all that they may."""
-        bounds, arena_bytes = self._purposes()[purpose].sending, slab.arena.slot_count * slab.slot_bytes
-        window = min(bounds.window_blocks(slab.slot_bytes, arena_bytes), len(keys))
-        size = window * slab.slot_bytes
-        with self._gates[purpose].entered(size, streams=bounds.streams, room=bounds.room(arena_bytes)) as found:
-            if not found:
-                raise PeerBusy(BUSY_RETRY_SECONDS)
-            if purpose == DEMAND:
-                slab.arena.use(keys)
+        with self._entered(slab, keys, purpose, STREAM_BYTES) as window:
             handed = _Handed()
             reads = self._windows(slab, keys, window, handed, lambda: self._moved(purpose, slab))
             try:
@@ -62,6 +57,46 @@ class Reading:
                 reads.close()
                 if handed.open:
                     self._moved(purpose, slab)
+
+    @contextmanager
+    def lots(self, slab: Slab, keys: Sequence[bytes], purpose: str) -> Iterator[Iterator[Lot]]:
+        """The blocks, in lots, for a reader that takes them out of this memory itself; it comes back for the next lot
+        when it has. Their tags are the reader's to check: these bytes are not looked at here. Raises PeerBusy."""
+        with self._entered(slab, keys, purpose, LENT_BYTES) as window:
+            lots = self._lots(slab, keys, min(window, MAX_LENT))
+            try:
+                yield lots
+            finally:
+                lots.close()
+
+    def taken(self, slab: Slab, purpose: str, blocks: int) -> None:
+        """A reader says that it has read so many."""
+        self._account.moved(f"{purpose}_out", blocks, blocks * slab.slot_bytes)
+        self._account.moved("rdma_out", blocks, blocks * slab.slot_bytes)
+
+    @contextmanager
+    def _entered(self, slab: Slab, keys: Sequence[bytes], purpose: str, most: int) -> Iterator[int]:
+        """A place among the purpose's readers, and how many blocks this one keeps at a time, of `most` bytes."""
+        bounds, arena_bytes = self._purposes()[purpose].sending, slab.arena.slot_count * slab.slot_bytes
+        window = min(bounds.window_blocks(slab.slot_bytes, arena_bytes, most), len(keys))
+        size = window * slab.slot_bytes
+        with self._gates[purpose].entered(size, streams=bounds.streams, room=bounds.room(arena_bytes)) as found:
+            if not found:
+                raise PeerBusy(BUSY_RETRY_SECONDS)
+            if purpose == DEMAND:
+                slab.arena.use(keys)
+            yield window
+
+    @staticmethod
+    def _lots(slab: Slab, keys: Sequence[bytes], window: int) -> Generator[Lot]:
+        seconds = read_seconds(window * slab.slot_bytes)
+        for start in range(0, len(keys), max(window, 1)):
+            lease, held = slab.arena.lease(keys[start : start + window], time.monotonic(), seconds)
+            try:
+                places = [None if one is None else (one.slot * slab.slot_bytes, one.tag) for one in held]
+                yield Lot(start, seconds, places, slab.slot_bytes * sum(one is not None for one in held))
+            finally:
+                slab.arena.release(lease)
 
     def _moved(self, purpose: str, slab: Slab) -> None:
         self._account.moved(f"{purpose}_out", 1, slab.slot_bytes)

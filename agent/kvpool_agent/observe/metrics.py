@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kvpool_agent.observe.costs import families
 from kvpool_agent.policy import validity
-from kvpool_contract.status import AgentStatus, Capacity, Disk
+from kvpool_contract.status import AgentStatus, Capacity, Disk, Transport
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)", "Draining")
 CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
@@ -54,6 +54,7 @@ class StatusCollector:
         yield GaugeMetricFamily("kvpool_known_heads", "Heads that members hold", value=status.directory.heads)
         yield from _disk(status.disk)
         yield from families(status.costs)
+        yield from _transport(status.transport)
         hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
         hits.add_metric(["computed"], status.hits.computed_blocks)
         hits.add_metric(["local"], status.hits.local_blocks)
@@ -113,6 +114,24 @@ def _disk(disk: Disk) -> Iterator[Metric]:
     yield GaugeMetricFamily("kvpool_disk_limit_bytes", "Byte limit of the disk tier", value=disk.limit_bytes)
     yield GaugeMetricFamily("kvpool_disk_used_bytes", "Bytes of the disk tier's files", value=disk.used_bytes)
     yield GaugeMetricFamily("kvpool_disk_blocks", "Blocks that lie on the disk", value=disk.blocks)
+
+
+def _transport(transport: Transport) -> Iterator[Metric]:
+    """Nothing where TCP alone was asked for."""
+    if transport.type == "TCP":
+        return
+    yield GaugeMetricFamily(
+        "kvpool_rdma_in_use", "1 while an RDMA device is open", value=float(transport.in_use == "RDMA")
+    )
+    reason = GaugeMetricFamily("kvpool_rdma_reason", "1 for why no RDMA device is open", labels=["reason"])
+    if transport.reason:
+        reason.add_metric([transport.reason], 1.0)
+    yield reason
+    pairs = GaugeMetricFamily("kvpool_rdma_queue_pairs", "Queue pairs of both directions", labels=["device"])
+    for device in transport.devices:
+        if not device.reason:
+            pairs.add_metric([device.name], device.queue_pairs)
+    yield pairs
 
 
 def _of_capacity(capacity: Capacity) -> Iterator[Metric]:

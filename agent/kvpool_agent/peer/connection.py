@@ -44,6 +44,8 @@ class Connection:
         self._retime_at = 0.0
         self.proved: frozenset[bytes] = frozenset()  # keys that the other side has proved to hold, see entitlement
         self.proved_at = float("-inf")
+        self.links: dict[bytes, object] = {}  # what this end reads a slab of the other end's by, by the slab's id
+        self._ties: dict[bytes, Callable[[], object]] = {}
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -199,7 +201,22 @@ class Connection:
             self.read_into(part)
             length -= len(part)
 
+    def tie(self, slab: bytes, link: object, end: Callable[[], object]) -> None:
+        """`end` is called when the connection is closed, or something else is tied to it for the same slab."""
+        before = self._ties.pop(slab, None)
+        if before is not None:
+            before()
+        self.links[slab], self._ties[slab] = link, end
+
+    def end_links(self) -> None:
+        """Ends what is tied to this connection."""
+        self.links.clear()
+        while self._ties:
+            _, end = self._ties.popitem()
+            end()
+
     def close(self) -> None:
+        self.end_links()
         with contextlib.suppress(OSError):
             # not that of a TLS socket, after which another thread's bytes would leave in clear
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

@@ -276,6 +276,14 @@ class Dialer:
                 if message.tag:
                     land(message.index, message.tag, tail_length, connection.read_into)
 
+    @contextmanager
+    def asking(self, address: str, slab: bytes, seconds: float) -> Iterator[Connection]:
+        """A connection for one request about this slab. Raises PeerError, also where the member holds no key of it."""
+        with self._lent(address, seconds) as connection:
+            if not self._shares(address, connection, slab):
+                raise PeerError("the member holds no key of this cache namespace")
+            yield connection
+
     def _is_stranger(self, address: str, slab: bytes) -> bool:
         return time.monotonic() < self._strangers.get((address, slab), 0.0)
 

@@ -10,16 +10,19 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kvpool_agent.peer.lending import Borrow, Join, Joined, Lent, Returned
+from kvpool_agent.peer.message import Message
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import MAX_CHANGES, MAX_HEADS, NAME_BYTES, Told
 from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
-VERSIONS = (5, 4, 3, 2, 1)
+VERSIONS = (6, 5, 4, 3, 2, 1)
 DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
 HEADS_VERSION = 3  # the first one with Heads
 STATUS_VERSION = 4  # the first one with Status
 PROOF_VERSION = 4  # the first one with Entitle and Proof
 OFFER_VERSION = 5  # the first one with Offer
+LENDING_VERSION = 6  # the first one with Join and Borrow
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -41,10 +44,6 @@ _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 class FrameError(Exception):
     """The peer's bytes are no frame of this protocol; the connection is dropped."""
-
-
-class Message(msgspec.Struct, tag_field="t"):
-    """Base of all messages. Unknown fields are ignored, so a newer peer may say more."""
 
 
 class Hello(Message, tag="hello"):
@@ -260,6 +259,11 @@ AnyMessage = (
     | Proved
     | Offer
     | Taken
+    | Join
+    | Joined
+    | Borrow
+    | Lent
+    | Returned
 )
 
 _encoder = msgspec.msgpack.Encoder()

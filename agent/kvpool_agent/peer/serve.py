@@ -11,9 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 from kvpool_agent.keyring import Keyring
 from kvpool_agent.listen import accepted, address_of, listen
@@ -21,11 +19,14 @@ from kvpool_agent.peer import frames
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
 from kvpool_agent.peer.entitlement import Entitlement
+from kvpool_agent.peer.lend import lend
+from kvpool_agent.peer.lending import Borrow, Join, Joined
+from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.peer.shares import Shares
+from kvpool_agent.peer.source import Directory, Source, Taker
 from kvpool_agent.peer.tls import CLEAR, TlsRefused, Transport
-from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.policy.purposes import PROBE, Purposes, default_purposes
-from kvpool_agent.store.heads import NOTHING, Told
+from kvpool_agent.store.heads import NOTHING
 
 log = logging.getLogger("kvpool.peer")
 
@@ -45,61 +46,6 @@ MAX_HEADS_SECONDS = 2.0  # that an answer waits for something to tell
 def read_seconds(size: int) -> float:
     """How long sending so many bytes may take at most."""
     return PROGRESS_SECONDS + size / LEAST_READ_RATE
-
-
-class Source(Protocol):
-    """What a member answers with."""
-
-    pool: str
-
-    def welcome(self, version: int) -> frames.Welcome: ...
-
-    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]: ...
-
-    def description(self) -> bytes:
-        """The packed fields of the format."""
-        ...
-
-    def hottest(self, fingerprint: bytes, limit: int) -> list[HotBlock]: ...
-
-    def heads(self, fingerprint: bytes, since: int, seconds: float) -> Told:
-        """The names of first blocks that are held, as they have changed since a number; waited for so long."""
-        ...
-
-    def blocks(
-        self, fingerprint: bytes, keys: Sequence[bytes], purpose: str
-    ) -> AbstractContextManager[Iterator[tuple[int, bytes, memoryview]]]:
-        """(index, tag, bytes) of each block that is held, in order, readable for `read_seconds` of its bytes. Raises
-        PeerBusy where other readers keep all that may be kept at a time."""
-        ...
-
-
-class Directory(Protocol):
-    """What a member answers with as a home. A holder is its UID and incarnation, as its handshake said."""
-
-    def renew(self, holder: tuple[str, str]) -> frames.Renewed: ...
-
-    def announce(
-        self,
-        holder: tuple[str, str],
-        groups: Mapping[bytes, Sequence[bytes]],
-        withdrawn: Sequence[bytes],
-        *,
-        fresh: bool,
-    ) -> int:
-        """The number of the holder's lease."""
-        ...
-
-    def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]: ...
-
-
-class Taker(Protocol):
-    """Who takes over what a member that leaves has offered."""
-
-    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
-        """For each block, hottest first, whether it is held here after what is wanted of them was fetched. giver: UID
-        and incarnation."""
-        ...
 
 
 class PeerServer:
@@ -248,7 +194,7 @@ class PeerServer:
     def _turn(self, connection: Connection, message: frames.AnyMessage) -> Iterator[None]:
         """Of what costs this worker computing. Streams, also those that an offer begins, have bounds of their own,
         and who waits for heads only waits."""
-        if connection.peer is None or isinstance(message, frames.Fetch | frames.Heads | frames.Offer):
+        if connection.peer is None or isinstance(message, frames.Fetch | Borrow | frames.Heads | frames.Offer):
             yield
             return
         with self._shares.turn(connection.peer[0]) as found:
@@ -285,6 +231,10 @@ class PeerServer:
                 self._fetch(connection, message, keys_of(connection, tail_length))
             case frames.Offer() if version >= frames.OFFER_VERSION and self._taker is not None:
                 self._take(self._taker, connection, message, tail_length)
+            case Join() if version >= frames.LENDING_VERSION and not tail_length:
+                self._reply(connection, self._joined(connection, message))
+            case Borrow() if version >= frames.LENDING_VERSION:
+                self._fetch(connection, message, keys_of(connection, tail_length))
             case frames.Entitle() if version >= frames.PROOF_VERSION and not tail_length:
                 self._entitlement.answer(connection, message)
             case _:
@@ -339,7 +289,15 @@ class PeerServer:
         connection.settimeout(PROGRESS_SECONDS)
         connection.send(message, tail, seconds=read_seconds(len(tail)))
 
-    def _fetch(self, connection: Connection, message: frames.Fetch, keys: Sequence[bytes]) -> None:
+    def _joined(self, connection: Connection, message: Join) -> Joined | frames.Refused:
+        """One who is not entitled is told what one is who asks for a slab that is not there."""
+        entitled = self._entitlement.entitled(connection, message.slab)
+        try:
+            return self._source.join(connection, message.slab if entitled else b"", message.end)
+        except RdmaError as error:
+            return frames.Refused(error.reason)
+
+    def _fetch(self, connection: Connection, message: frames.Fetch | Borrow, keys: Sequence[bytes]) -> None:
         purpose = self._purposes().get(message.purpose)
         if purpose is None:
             raise PeerError(f"unknown purpose of a fetch: {message.purpose[:20]!r}")
@@ -354,11 +312,25 @@ class PeerServer:
         with self._gates[message.purpose].entered(0, asker, streams=purpose.sending.streams, room=0) as served:
             if served:
                 try:
-                    with self._source.blocks(slab, keys, message.purpose) as blocks:
-                        stopped = self._stream(connection, message.purpose, blocks, len(keys) - 1, until)
+                    if isinstance(message, Borrow):
+                        stopped = self._lend(connection, slab, keys, message.purpose, until)
+                    else:
+                        with self._source.blocks(slab, keys, message.purpose) as blocks:
+                            stopped = self._stream(connection, message.purpose, blocks, len(keys) - 1, until)
                 except PeerBusy:
                     served = False
         self._reply(connection, frames.FetchEnd(stopped) if served else frames.Refused("busy", BUSY_RETRY_SECONDS))
+
+    def _lend(self, connection: Connection, slab: bytes, keys: Sequence[bytes], purpose: str, until: float) -> bool:
+        pace = self._paces[purpose]
+
+        def in_time(size: int) -> bool:
+            """Whether the bytes of the lot before leave time for one more."""
+            rate = self._purposes()[purpose].sending.bytes_per_second
+            return pace.wait(size, lambda: rate, max(size, 1), until, hopeful=False)
+
+        with self._source.lots(slab, keys, purpose) as lots:
+            return lend(connection, lots, until, in_time, lambda blocks: self._source.taken(slab, purpose, blocks))
 
     def _stream(
         self,

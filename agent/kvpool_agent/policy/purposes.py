@@ -13,6 +13,7 @@ DEMAND, PREWARM, DRAIN, PROBE = "demand", "prewarm", "drain", "probe"
 PACED_SECONDS = 0.1  # of a bounded rate are asked for at a time
 PARTS = 4  # that share the bytes in flight: a long fetch goes in parts and lets others in between
 STREAM_BYTES = 8 << 20  # that one stream of a source keeps in their slots at a time
+LENT_BYTES = 64 << 20  # likewise where the reader takes them itself, with one question and answer for all of them
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class Sending:
         """Bytes that may be kept at a time."""
         return arena_bytes * self.arena_percent // 100
 
-    def window_blocks(self, slot_bytes: int, arena_bytes: int) -> int:
-        """Blocks that one stream keeps at a time."""
-        return max(1, min(STREAM_BYTES, self.room(arena_bytes) // self.streams) // slot_bytes)
+    def window_blocks(self, slot_bytes: int, arena_bytes: int, most: int = STREAM_BYTES) -> int:
+        """Blocks that one stream keeps at a time, of `most` bytes."""
+        return max(1, min(most, self.room(arena_bytes) // self.streams) // slot_bytes)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Part:
 
 
 class ArenaMemory:
-    """`size` writable bytes; `view` for sockets, `address` for copies."""
+    """`size` writable bytes; `view` for sockets, `address` for copies, `descriptor` for processes of this agent's."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         """A file that has a size keeps it, whatever the configuration says now: an engine may have it mapped, and
@@ -40,7 +40,7 @@ class ArenaMemory:
             log.warning("the arena keeps its %d bytes; another size holds for new pods", chosen)
             size = chosen
         self._map = mmap.mmap(descriptor, size)
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self.size = size
         self.view = memoryview(self._map)
         self.address = address_of(self.view)
@@ -50,7 +50,7 @@ class ArenaMemory:
 
     def reader(self) -> int:
         """A new read-only descriptor, for the engine."""
-        return reopen_read_only(self._descriptor)
+        return reopen_read_only(self.descriptor)
 
     @classmethod
     def anonymous(cls, size: int) -> "ArenaMemory":

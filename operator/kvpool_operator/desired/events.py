@@ -20,6 +20,7 @@ _TOLD = {  # conditions whose changes are told, and the reasons that are nothing
     "ConfigValid": (),
     "Configured": ("NoMembers", "MembersFollowing", "NotMade", "NoAgentAnswers", "AllConfigured"),
     "CertificatesReady": ("NoMembers", "NoAgentAnswers", "NotKnown"),
+    "TransportReady": ("NoMembers", "NoAgentAnswers", "DevicesOpening"),
     "AgentsUpdated": ("NoMembers", "Updating", "WaitingForMembers"),
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),

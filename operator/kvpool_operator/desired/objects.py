@@ -20,7 +20,9 @@ from kvpool_contract.config import (
     Loading,
     Members,
     Prewarm,
+    Rdma,
     Readiness,
+    Transport,
     decode_config,
     digest_of,
     encode_config,
@@ -56,6 +58,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
         eviction=spec.tiers.memory.eviction,
         ownedPercent=spec.tiers.memory.owned_percent,
         disk=_disk(pool),
+        transport=_transport(pool),
         members=Members(dns=f"{pool_object_name(name)}.{namespace}.svc:{PEER_PORT}"),
         tls=agent_tls(pool, trust),
         engine=Engine(port=spec.engine.port),
@@ -89,6 +92,12 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
 def _disk(pool: KVCachePool) -> Disk:
     disk = pool.spec.tiers.disk
     return Disk(path=DISK_DIR if disk.wanted else "", bytes=int(disk.size))
+
+
+def _transport(pool: KVCachePool) -> Transport:
+    told = pool.spec.transport
+    rdma = Rdma(devices=tuple(told.rdma.devices), allowUnencrypted=told.rdma.allow_unencrypted)
+    return Transport(type=told.type, rdma=rdma)
 
 
 def pool_field(path: str) -> str:

@@ -26,6 +26,7 @@ from kvpool_operator.desired.status_fields import (
     Phase,
     PoolStatus,
 )
+from kvpool_operator.desired.transports import IMPOSSIBLE, RDMA, by_rdma, why
 from kvpool_operator.desired.trust import DISABLED
 
 WARM, DEGRADED = "Ready(warm)", "Ready(degraded)"
@@ -96,7 +97,8 @@ class Observed:
     not be made (a reason of the Ready condition, and a sentence); `document`: the hash of the configuration that lies
     where agents find it, empty where there is none; `paused`: the pool is to be; `update`: how far the update of its
     agents in place has come, where it is asked for; `apart`: uids of members of which the first does not reach the
-    second; `tls`: the mode of its certificates, empty where nobody knows; `rotating`: a new authority waits to sign."""
+    second; `tls`: the mode of its certificates, empty where nobody knows; `rotating`: a new authority waits to sign;
+    `transport`: the type that is asked for."""
 
     members: Sequence[Member] = ()
     invalid: str = ""
@@ -107,6 +109,7 @@ class Observed:
     apart: Sequence[tuple[str, str]] = ()
     tls: str = ""
     rotating: bool = False
+    transport: str = ""
 
 
 def pool_status(
@@ -117,7 +120,8 @@ def pool_status(
     ready, warm = sum(m.ready for m in members), sum(m.warm for m in members)
     agents = _agents(name, members, observed.apart)
     configuration = _configuration(name, observed)
-    overall = _overall(observed, agents, configuration, ready)
+    transport = _transport(name, observed) if observed.transport == RDMA else None
+    overall = _overall(observed, agents, configuration, transport, ready)
     phase: Phase = "Ready" if overall[0] else _PHASES.get(overall[1], "Degraded")
     told: dict[ConditionType, _Verdict] = {
         "ConfigValid": (not observed.invalid, "Invalid", observed.invalid)
@@ -129,6 +133,8 @@ def pool_status(
         "CacheWarm": _warmth(name, members, warm),
         "Ready": overall,
     }
+    if transport is not None:
+        told["TransportReady"] = transport
     if observed.update is not None:
         told["AgentsUpdated"] = observed.update
     status = PoolStatus(
@@ -259,11 +265,26 @@ def _first_end(members: Sequence[Member]) -> str:
     return datetime.fromtimestamp(min(*ends, LAST_MOMENT), UTC).strftime("%Y-%m-%dT%H:00:00Z")
 
 
+def _transport(name: str, observed: Observed) -> _Verdict:
+    if unheard := _unheard(name, observed):
+        return unheard
+    found, looking = by_rdma(observed.members)
+    total = len(observed.members)
+    if found:
+        told = why([m.status.transport for m in found if m.status is not None])
+        return False, IMPOSSIBLE, f"{len(found)} of {total} go on over TCP: {named(found)}. {told}"
+    if looking:
+        return False, "DevicesOpening", f"{len(looking)} of {total} are opening their RDMA devices: {named(looking)}."
+    return True, "AllByRdma", f"Every agent that answers, of {total}, has an RDMA device in use."
+
+
 def _follows(member: Member, document: str) -> bool:
     return bool(document) and member.config.hash == document and not member.config.reason
 
 
-def _overall(observed: Observed, agents: _Verdict, configuration: _Verdict, ready: int) -> _Verdict:
+def _overall(
+    observed: Observed, agents: _Verdict, configuration: _Verdict, transport: _Verdict | None, ready: int
+) -> _Verdict:
     if observed.invalid:
         return False, "ConfigInvalid", observed.invalid
     if observed.refused[0]:
@@ -277,6 +298,8 @@ def _overall(observed: Observed, agents: _Verdict, configuration: _Verdict, read
         return configuration
     if observed.apart:
         return False, "MembersApart", _apart(observed.members, observed.apart)
+    if transport is not None and transport[1] == IMPOSSIBLE:
+        return transport
     if observed.paused:
         paused = sum(m.reason == "paused" for m in observed.members)
         return False, "Paused", f"{paused} of {len(observed.members)} members are paused. {explain('paused')}"

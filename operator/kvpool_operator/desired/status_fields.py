@@ -8,7 +8,14 @@ MAX_FORMATS = 16
 
 Phase = Literal["Pending", "Ready", "Paused", "Degraded"]
 ConditionType = Literal[
-    "ConfigValid", "Configured", "CertificatesReady", "AgentsReady", "AgentsUpdated", "CacheWarm", "Ready"
+    "ConfigValid",
+    "Configured",
+    "CertificatesReady",
+    "TransportReady",
+    "AgentsReady",
+    "AgentsUpdated",
+    "CacheWarm",
+    "Ready",
 ]
 
 
@@ -87,8 +94,10 @@ class PoolStatus(_Part, frozen=True):
         _field(
             "ConfigValid: the spec is accepted. Configured: every agent that answers has taken over the present "
             "configuration, and none needs a new pod for it. CertificatesReady: every agent that answers has a "
-            "certificate, and all bytes between members are encrypted. AgentsReady: every member's agent answers, is "
-            "ready and reaches the others. AgentsUpdated, with the strategy InPlace: every agent runs the pool's "
+            "certificate, and all bytes between members are encrypted, but for those of RDMA where it is allowed. "
+            "TransportReady, with the type RDMA: every agent that answers has an RDMA device in use. "
+            "AgentsReady: every member's agent answers, is ready and reaches the others. "
+            "AgentsUpdated, with the strategy InPlace: every agent runs the pool's "
             "image. CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
             max_length=8,
         ),

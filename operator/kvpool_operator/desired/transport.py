@@ -1,4 +1,4 @@
-"""The part of a pool that says what lies between its members."""
+"""The part of a pool that says what lies between its members: how blocks come, and how members prove who they are."""
 
 from typing import Annotated, Literal
 
@@ -35,9 +35,49 @@ class Tls(Part, frozen=True):
     secret_ref: TlsSecret = msgspec.field(default_factory=TlsSecret)
 
 
+MAX_DEVICES, DEVICE_NAME = 16, 64
+
+
+class Rdma(Part, frozen=True):
+    """The RDMA devices by which blocks come. Bytes read by RDMA are not encrypted, whatever `tls` says."""
+
+    resource: Annotated[
+        str,
+        field(
+            "The resource by which a device plug-in offers RDMA devices, such as rdma/hca_shared_devices_a: one is "
+            "added to the agent's requests and limits. Empty: none is.",
+            max_length=317,
+            pattern=r"^$|^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        ),
+    ] = ""
+    devices: Annotated[
+        list[Annotated[str, field("Name of a device.", max_length=DEVICE_NAME)]],
+        field(
+            "Names of the devices to use, such as mlx5_0. None: every one that the container can open.",
+            max_length=MAX_DEVICES,
+        ),
+    ] = msgspec.field(default_factory=list)
+    allow_unencrypted: Annotated[
+        bool,
+        field(
+            "Blocks may go by RDMA, in clear, though members encrypt what they send otherwise. false: with tls.mode "
+            "Managed and Secret they come by TCP."
+        ),
+    ] = False
+
+
 class Transport(Part, frozen=True):
     """What lies between members."""
 
+    type: Annotated[
+        Literal["Auto", "TCP", "RDMA"],
+        field(
+            "How blocks come from other members. Auto: by RDMA where both ends can, else by TCP; the agents' status "
+            "says why not. TCP: by TCP alone. RDMA: as Auto, and where a member can't, the condition TransportReady "
+            "says so and the pool is degraded."
+        ),
+    ] = "Auto"
+    rdma: Rdma = msgspec.field(default_factory=Rdma)
     tls: Tls = msgspec.field(default_factory=Tls)
 
 

@@ -24,6 +24,7 @@ from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.inject.disk import disk_mounts, disk_volumes, ephemeral_bytes
 from kvpool_operator.inject.engine import CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
+from kvpool_operator.inject.rdma import rdma_resource
 from kvpool_operator.inject.resources import complete
 from kvpool_operator.inject.start import CLIENT_DIR
 
@@ -58,8 +59,8 @@ def agent_container(
     said = pool.spec.agent.resources
     # In a Guaranteed pod the limit is requested, too, and under the static CPU policy a core is taken from all others.
     resources = complete(
-        {"cpu": "250m", **storage},
-        {"cpu": "1" if guaranteed else "2", **storage},
+        {"cpu": "250m", **storage, **rdma_resource(pool)},
+        {"cpu": "1" if guaranteed else "2", **storage, **rdma_resource(pool)},
         (said.requests, said.limits),
         guaranteed=guaranteed,
     )

@@ -1,0 +1,38 @@
+"""Whether members' blocks come as the pool asks: with `transport.type: RDMA` everything else is told, and by name.
+
+Agents go on over TCP all the same: a pool that shares slowly is better than one that computes everything anew.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from kvpool_contract.reasons import explain
+from kvpool_contract.status import AgentStatus, Transport
+
+RDMA, IMPOSSIBLE, LOOKING = "RDMA", "RdmaImpossible", "rdma_looking"
+MAX_DETAILS = 3
+
+
+class Told(Protocol):
+    """A member whose agent may have answered."""
+
+    @property
+    def status(self) -> AgentStatus | None: ...
+
+
+One = TypeVar("One", bound=Told)
+
+
+def by_rdma(members: Sequence[One]) -> tuple[list[One], list[One]]:
+    """Of the members that answer: those that can't use RDMA, and those that don't know yet."""
+    without = [(m, m.status.transport) for m in members if m.status is not None and m.status.transport.in_use != RDMA]
+    looking = [m for m, transport in without if transport.reason == LOOKING]
+    return [m for m, transport in without if transport.reason != LOOKING], looking
+
+
+def why(transports: Sequence[Transport]) -> str:
+    """Each reason once, with what was seen."""
+    words = dict.fromkeys(one.reason or "rdma_off" for one in transports)
+    details = dict.fromkeys(one.detail for one in transports if one.detail)
+    seen = f" ({'; '.join(list(details)[:MAX_DETAILS])})" if details else ""
+    return " ".join(explain(word) for word in words) + seen

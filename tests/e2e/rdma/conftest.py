@@ -1,0 +1,23 @@
+"""Two RDMA devices that can reach each other.
+
+KVPOOL_RDMA_DEVICES names them, such as mlx5_0,mlx5_1; machine.py gives two made of software.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+DEVICES = [name for name in os.environ.get("KVPOOL_RDMA_DEVICES", "").split(",") if name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and len(DEVICES) != 2:
+            item.add_marker(pytest.mark.skip(reason="KVPOOL_RDMA_DEVICES names no two devices; see `make rdma`"))
+
+
+@pytest.fixture
+def devices() -> tuple[str, str]:
+    return DEVICES[0], DEVICES[1]

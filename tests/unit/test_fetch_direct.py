@@ -1,0 +1,176 @@
+"""Fetching by RDMA first: what came stays, the rest goes over TCP, and no slot that may be written to goes back."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvpool_agent.account import Account
+from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.flows.fetch import Fetcher, Wanted
+from kvpool_agent.peer.connection import PeerBusy
+from kvpool_agent.peer.rdma.transport import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pauses
+from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_agent.policy.purposes import Purposes, purposes
+from kvpool_agent.store.arena import Arena
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import Slab
+from kvpool_agent.store.tag import tag_of
+from kvpool_contract.config import Drain, Loading, Prewarm
+
+SLOT, SLOTS = 4096, 64
+Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
+Landed = Callable[[int, bytes, int], None]
+
+
+def key(n: int) -> bytes:
+    return bytes([n]) * 16
+
+
+def wanted(*numbers: int) -> list[Wanted]:
+    return [Wanted(key(n), key(n - 1) if n else b"") for n in numbers]
+
+
+def unpaced() -> Purposes:
+    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain())
+
+
+def soon() -> float:
+    return time.monotonic() + 10
+
+
+def held(slab: Slab) -> list[int]:
+    return [n for n in range(16) if slab.arena.held([key(n)]) == [True]]
+
+
+class Direct:
+    """A reader that brings so many blocks and then does `then`."""
+
+    def __init__(
+        self, brings: int, then: Callable[[list[int]], None] = lambda _: None, *, is_ready: bool = True
+    ) -> None:
+        self.brings, self.then, self.is_ready = brings, then, is_ready
+        self.asked: list[int] = []
+
+    def ready(self, purpose: str) -> bool:
+        return self.is_ready
+
+    def fetch(
+        self, slab: Slab, address: str, keys: Sequence[bytes], purpose: str, deadline: float, slots: list[int],
+        landed: Landed,
+    ) -> bool:  # fmt: skip
+        self.asked.append(len(keys))
+        for index in range(min(self.brings, len(keys))):
+            slot = slots.pop(0)
+            slab.view(slot)[:] = keys[index] * (SLOT // 16)
+            landed(index, tag_of(keys[index], slab.view(slot)), slot)
+        self.then(slots)
+        return False
+
+
+class Peer:
+    """A dialer whose peer holds all blocks."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[bytes]] = []
+
+    def fetch(
+        self, address: str, fingerprint: bytes, keys: Sequence[bytes], purpose: str, deadline: float, land: Land
+    ) -> bool:
+        self.asked.append(list(keys))
+        for index, one in enumerate(keys):
+            data = one * (SLOT // 16)
+
+            def read_into(view: memoryview, data: bytes = data) -> None:
+                view[:] = data
+
+            land(index, tag_of(one, memoryview(data)), SLOT, read_into)
+        return False
+
+
+def fails(slots: list[int]) -> None:
+    raise RdmaError("rdma_unreachable")
+
+
+@pytest.fixture
+def slab() -> Slab:
+    return Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), Arena(SLOTS))
+
+
+def made(direct: Direct) -> tuple[Fetcher, Peer, Account]:
+    account, peer = Account(), Peer()
+    return Fetcher(peer, Breakers(account), account, unpaced, direct), peer, account  # type: ignore[arg-type]
+
+
+def test_what_comes_by_rdma_is_not_asked_for_by_tcp(slab: Slab) -> None:
+    fetcher, peer, account = made(Direct(4))
+    assert fetcher.fetch(slab, "peer", wanted(0, 1, 2, 3), "demand", soon()) == ""
+    assert (held(slab), peer.asked, account.counters) == ([0, 1, 2, 3], [], {})
+    assert account.transfers["demand_in"].blocks == 4
+
+
+def test_what_has_not_come_when_it_fails_is_asked_for_by_tcp_in_the_same_fetch(slab: Slab) -> None:
+    fetcher, peer, account = made(Direct(2, fails))
+    assert fetcher.fetch(slab, "peer", wanted(0, 1, 2, 3), "demand", soon()) == ""
+    assert (held(slab), peer.asked) == ([0, 1, 2, 3], [[key(2), key(3)]])
+    assert account.counters == {"fallback_rdma_unreachable": 1}
+    assert slab.arena.used_slots == 4
+
+
+def test_slots_that_may_still_be_written_to_are_not_given_back(slab: Slab) -> None:
+    kept: list[int] = []
+
+    def lost(slots: list[int]) -> None:
+        kept.extend(slots)
+        slots.clear()
+        raise RdmaError("rdma_process_ended")
+
+    fetcher, peer, _ = made(Direct(1, lost))
+    assert fetcher.fetch(slab, "peer", wanted(0, 1, 2, 3), "demand", soon()) == "transfer_failed"
+    assert (held(slab), peer.asked, len(kept), slab.arena.used_slots) == ([0], [], 3, 4)
+    slab.arena.give_back(kept)
+    assert slab.arena.used_slots == 1
+
+
+def test_a_source_that_is_busy_is_asked_again_the_same_way(slab: Slab) -> None:
+    calls: list[int] = []
+
+    def busy_once(slots: list[int]) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise PeerBusy(0.01)
+
+    direct = Direct(0, busy_once)
+    fetcher, peer, account = made(direct)
+    assert fetcher.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == "evicted"
+    assert (direct.asked, peer.asked, account.counters) == ([2, 2], [], {"fetch_asked_again": 1})
+
+
+def test_without_a_device_nothing_is_tried(slab: Slab) -> None:
+    direct = Direct(2, is_ready=False)
+    fetcher, peer, account = made(direct)
+    assert fetcher.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == ""
+    assert (direct.asked, len(peer.asked), account.counters) == ([], 1, {})
+
+
+def test_after_failures_a_member_is_left_alone_for_longer_and_longer_and_a_success_ends_that() -> None:
+    now = [100.0]
+    pauses, error = Pauses(lambda: now[0]), RdmaError("rdma_late")
+    assert pauses.why("a") is None
+    pause = FIRST_PAUSE_SECONDS
+    while pause < LONGEST_PAUSE_SECONDS:
+        pauses.failed("a", error)
+        now[0] += pause - 0.01
+        assert (pauses.why("a"), pauses.why("b")) == (error, None)
+        now[0] += 0.01
+        assert (pauses.why("a"), pauses.last("a")) == (None, error)
+        pause *= 2
+    for _ in range(2):
+        pauses.failed("a", error)
+        now[0] += LONGEST_PAUSE_SECONDS
+        assert pauses.why("a") is None
+    pauses.succeeded("a")
+    assert (pauses.last("a"), pauses.failures()) == (None, [])
+    pauses.failed("a", error)
+    now[0] += FIRST_PAUSE_SECONDS
+    assert pauses.why("a") is None
