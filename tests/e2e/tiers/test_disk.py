@@ -109,6 +109,29 @@ def test_a_container_that_comes_back_with_its_volume_serves_from_it_with_exact_c
     misses_add_up(node.status(), BLOCKS)
 
 
+def test_a_container_that_comes_back_with_an_empty_volume_is_restored_from_the_pool(
+    pool: AgentPool, tmp_path: Path
+) -> None:
+    """Warmed by the members that hold what it held, as a newcomer is."""
+    node = on_disk(pool, "a", tmp_path / "disk", prewarm={}).start().attach()
+    heat(node, "hot")
+    until_on_disk(node, BLOCKS)
+    other = pool.joined("b")
+    other.until("warm", lambda s: s.state == "Ready(warm)" and s.arena.blocks == BLOCKS)
+    other.until_knows(prompt("hot", BLOCKS))
+    assert serve(other, "hot") == Served(pool=BLOCKS)  # what nobody has asked it for is not hot there
+    node.close_engines()
+    node.replica.stop_agent()
+    shutil.rmtree(tmp_path / "disk" / FOLDER)
+
+    node.start().attach()
+    status = node.until("warm", lambda s: s.state == "Ready(warm)" and s.disk.state == "ready")
+    assert (status.arena.blocks, status.disk.blocks) == (BLOCKS, 0)
+    assert {what: moved.blocks for what, moved in status.transfers.items()} == {"prewarm_in": BLOCKS}
+    assert serve(node, "hot") == Served(pool=BLOCKS)
+    misses_add_up(node.status(), 0)
+
+
 def test_what_the_arena_has_no_room_for_is_served_from_the_disk(pool: AgentPool, tmp_path: Path) -> None:
     arena = MIB + 64 * 1024  # 260 slots or so
     node = on_disk(pool, "a", tmp_path / "disk", arenaBytes=arena, eviction="LRU").start().attach()
