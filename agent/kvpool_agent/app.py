@@ -21,10 +21,10 @@ from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.certify import Certification
+from kvpool_agent.flows.custody import Custody
 from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
-from kvpool_agent.flows.handoff import HandOff
 from kvpool_agent.flows.heads import HeadFilter
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
@@ -33,7 +33,6 @@ from kvpool_agent.flows.reading import Reading
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.requests import RequestNames
 from kvpool_agent.flows.store import StoreFlow
-from kvpool_agent.flows.takeover import TakeOver
 from kvpool_agent.flows.warmup import WarmupFlow
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.keyring import Keyring
@@ -48,7 +47,7 @@ from kvpool_agent.peer.rdma.transport import Rdma
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.place import Place
 from kvpool_agent.policy.purposes import Purposes, purposes
-from kvpool_agent.policy.readiness import DRAINING, Readiness, limits
+from kvpool_agent.policy.readiness import Readiness, limits
 from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
@@ -151,20 +150,26 @@ class Agent:
         state, proved = (lambda: self._readiness.state), self._format_is_proved
         source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma)
         directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
+        self._custody = Custody(
+            self._slabs,
+            self._members,
+            self._dialer,
+            self._fetcher,
+            self._account,
+            lambda: configuration.config,
+            lambda: not self._probe.withdrawn,
+        )
         self._peers = PeerServer(
             place.bind,
             place.peer_port,
             source,
             directory,
-            TakeOver(self._slabs, self._members, self._fetcher, self._account, lambda: self._hands_over),
+            self._custody.taker,
             purposes=self._purposes,
             count=self._account.count,
             transport=transport,
             status=lambda: contract.encode_status(self.status()),
             entitlement=entitlement,
-        )
-        self._handoff = HandOff(
-            self._slabs, self._members, self._dialer, self._account, lambda: configuration.config.drain
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._disk.heads})
@@ -187,8 +192,8 @@ class Agent:
         await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
         starts = (
             self._certification.start, self._keyring.start, self._members.start, self._announcer.start,
-            self._orphans.start, self._heads.start, self._store.start, self._disk.start, self._rdma.start,
-            self._peers.start, self._engine_port.start,
+            self._orphans.start, self._custody.start, self._heads.start, self._store.start, self._disk.start,
+            self._rdma.start, self._peers.start, self._engine_port.start,
         )  # fmt: skip
         for begin in starts:
             begin()
@@ -215,16 +220,17 @@ class Agent:
                     await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
                 except TimeoutError:
                     continue
-            if self._leaving and self._hands_over:
+            if self._leaving and self._custody.leaves():
                 self._change(lambda readiness: readiness.leave())
-                await asyncio.to_thread(self._handoff.run)
+                await asyncio.to_thread(self._custody.hand_over)
         finally:
             for task in tasks:
                 task.cancel()
             closes = (
                 self._keyring.close, self._engine_port.close, self._peers.close, self._certification.close,
-                self._announcer.close, self._orphans.close, self._heads.close, self._members.close, self._disk.close,
-                self._rdma.close, self._lookup.close, self._locator.close, self._dialer.close, self._teller.close,
+                self._announcer.close, self._orphans.close, self._custody.close, self._heads.close, self._members.close,
+                self._disk.close, self._rdma.close, self._lookup.close, self._locator.close, self._dialer.close,
+                self._teller.close,
             )  # fmt: skip
             for close in closes:
                 close()
@@ -239,12 +245,6 @@ class Agent:
         """As `stop`, for good: what this member alone holds of the hot blocks is handed to others before."""
         self._leaving = True
         self.stop()
-
-    @property
-    def _hands_over(self) -> bool:
-        """Whether this member gives to those that stay, and takes from those that leave."""
-        config, leaving = self._configuration.config, self._readiness.state == DRAINING
-        return config.drain.maxSeconds > 0 and not (config.paused or leaving or self._probe.withdrawn)
 
     def _reconfigured(self) -> None:
         """Takes over what is live in the configuration; what was said before is not told again."""
@@ -265,7 +265,7 @@ class Agent:
 
     def _purposes(self) -> Purposes:
         config = self._configuration.config
-        return purposes(config.prewarm, config.loading, config.drain)
+        return purposes(config.prewarm, config.loading, config.drain, config.replication)
 
     # -- what happens to the state -------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
 DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
 DEFAULT_OWNED_PERCENT = 70
 DEFAULT_MARGIN = 1.2
-LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "paused", "generation")
+LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "replication", "paused", "generation")
 
 
 class ConfigError(ValueError):
@@ -93,6 +93,14 @@ class Drain:
 
     maxSeconds: float = 0.0  # noqa: N815
     maxBytesPerSecond: int = 500 * MIB  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replication:
+    """Second copies of the hottest blocks that one member alone holds: the bytes per second that a member gives for
+    them, and takes, at most; 0: none are made."""
+
+    maxBytesPerSecond: int = 0  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +178,7 @@ class AgentConfig:
     readiness: Readiness = field(default_factory=Readiness)
     loading: Loading = field(default_factory=Loading)
     drain: Drain = field(default_factory=Drain)
+    replication: Replication = field(default_factory=Replication)
     paused: bool = False
     generation: int = 0
     cacheNamespaces: tuple[CacheNamespace, ...] = ()  # noqa: N815
@@ -269,6 +278,7 @@ def _check(config: AgentConfig) -> None:
     at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
     at_least("drain.maxSeconds", config.drain.maxSeconds, 0)
     at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)
+    at_least("replication.maxBytesPerSecond", config.replication.maxBytesPerSecond, 0)
     percents = {"readiness.targetPercent": config.readiness.targetPercent, "ownedPercent": config.ownedPercent}
     for path, percent in percents.items():
         if percent > 100:

@@ -106,7 +106,9 @@ class Shelf:
 class Basket:
     """What takes over all that is offered (kvpool_agent.peer.serve.Taker)."""
 
-    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+    def take(
+        self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float, *, copy: bool
+    ) -> list[bool]:
         must_be_keys([key for block in blocks for key in (block.key, block.parent or block.key)])
         must(len(blocks) <= frames.MAX_OFFER, "an offer over its bound")
         must(0 <= seconds <= MAX_FETCH_SECONDS, "an offer without an end")

@@ -22,8 +22,10 @@ from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.handoff import HandOff
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
+from kvpool_agent.flows.others import Others
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
+from kvpool_agent.flows.replicate import Replicator
 from kvpool_agent.flows.request import Request
 from kvpool_agent.flows.takeover import TakeOver
 from kvpool_agent.keyring import Keyring
@@ -41,7 +43,7 @@ from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
 from kvpool_agent.store.tag import tag_of
 from kvpool_client.groups import FULL, Group
-from kvpool_contract.config import Drain, Loading, Members, Prewarm
+from kvpool_contract.config import Drain, Loading, Members, Prewarm, Replication
 from kvpool_contract.names import format_fingerprint
 
 POOL, FIELDS, SLOT = "pool", {"engine": "local"}, 64
@@ -96,7 +98,7 @@ class LocalMember:
         self.locator = Locator(
             self.members, self.dialer, self.breakers, self.account, self.homes if directory else None, self.entries
         )
-        self.drain = Drain(maxSeconds=WAIT)
+        self.drain, self.replication = Drain(maxSeconds=WAIT), Replication(maxBytesPerSecond=1 << 20)
         self.fetcher = Fetcher(self.dialer, self.breakers, self.account, self._purposes)
         self.lookup = LookupFlow(self.locator, self.fetcher, self.account, load_seconds)
         self.load_seconds = load_seconds
@@ -107,8 +109,12 @@ class LocalMember:
         probe = ProbeFlow(0, self.members, self.dialer, self.account, lambda: None)
         source = OwnBlocks(identity, self.slabs, Reading(self.account, self._purposes), self._state, probe)
         own = OwnDirectory(identity, self.slabs, source, self.entries, self.members) if directory else None
-        self.takeover = TakeOver(self.slabs, self.members, self.fetcher, self.account, lambda: self.ready)
-        self.handoff = HandOff(self.slabs, self.members, self.dialer, self.account, lambda: self.drain)
+        self.takeover = TakeOver(self.slabs, self.members, self.fetcher, self.account, lambda _copy: self.ready)
+        others = Others(self.members, self.dialer)
+        self.handoff = HandOff(self.slabs, others, self.dialer, self.account, lambda: self.drain)
+        self.replicator = Replicator(
+            self.slabs, others, self.dialer, self.account, lambda: self.replication.maxBytesPerSecond
+        )
         self.server = PeerServer(
             "127.0.0.1",
             0,
@@ -147,7 +153,7 @@ class LocalMember:
         self._seeds.write_text("".join(f"{line}\n" for line in lines if line != self.address))
 
     def _purposes(self) -> Purposes:
-        return purposes(Prewarm(), Loading(), self.drain)
+        return purposes(Prewarm(), Loading(), self.drain, self.replication)
 
     def _state(self) -> str:
         return "Ready(warm)" if self.ready else "Warming"

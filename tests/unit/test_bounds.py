@@ -13,12 +13,12 @@ from kvpool_agent.flows.reading import Reading
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy
 from kvpool_agent.policy.breaker import FAILURES, FIRST_PAUSE_SECONDS
-from kvpool_agent.policy.purposes import DEMAND, DRAIN, PREWARM, Purposes, default_purposes, purposes
+from kvpool_agent.policy.purposes import DEMAND, DRAIN, PREWARM, REPLICATE, Purposes, default_purposes, purposes
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Drain, Loading, Prewarm
+from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 
 SLOT, SLOTS = 4096, 64
 WAIT = 10.0
@@ -58,16 +58,19 @@ def test_every_purpose_leaves_room_for_the_others_and_lets_one_block_pass() -> N
 
 def test_the_table_follows_the_configuration() -> None:
     prewarm = Prewarm(maxBytesPerSecond=5, maxStreams=3, sourceMaxStreams=7)
-    table = purposes(prewarm, Loading(maxBytesPerSecond=9), Drain(maxBytesPerSecond=11))
+    table = purposes(
+        prewarm, Loading(maxBytesPerSecond=9), Drain(maxBytesPerSecond=11), Replication(maxBytesPerSecond=13)
+    )
     newcomer, source = table[PREWARM].receiving, table[PREWARM].sending
     assert (newcomer.streams, newcomer.bytes_per_second) == (3, 5)
     assert (source.streams, source.bytes_per_second) == (7, 5)
     assert (table[DEMAND].receiving.bytes_per_second, table[DEMAND].sending.bytes_per_second) == (9, 9)
     assert (table[DRAIN].receiving.bytes_per_second, table[DRAIN].sending.bytes_per_second) == (11, 11)
+    assert (table[REPLICATE].receiving.bytes_per_second, table[REPLICATE].sending.bytes_per_second) == (13, 13)
 
 
 def test_a_part_holds_a_tenth_of_a_second_of_a_bounded_rate() -> None:
-    bounded = purposes(Prewarm(), Loading(maxBytesPerSecond=100 * SLOT), Drain())[DEMAND].receiving
+    bounded = purposes(Prewarm(), Loading(maxBytesPerSecond=100 * SLOT), Drain(), Replication())[DEMAND].receiving
     assert bounded.part_blocks(SLOT, 1 << 30) == 10
     assert default_purposes()[DEMAND].receiving.part_blocks(SLOT, 1 << 30) == (1 << 30) // 8 // SLOT
 
@@ -247,7 +250,9 @@ def test_fetches_that_find_the_queue_full_are_refused_and_counted() -> None:
         assert go_on.wait(WAIT)
 
     source.before = hold
-    made, account, _ = fetcher(source, lambda: purposes(Prewarm(maxStreams=1, maxBytesPerSecond=0), Loading(), Drain()))
+    made, account, _ = fetcher(
+        source, lambda: purposes(Prewarm(maxStreams=1, maxBytesPerSecond=0), Loading(), Drain(), Replication())
+    )
     threads = [
         threading.Thread(target=made.fetch, args=(slab, "peer", wanted([n]), "prewarm", soon())) for n in range(2)
     ]
@@ -346,7 +351,7 @@ def test_a_reader_whose_lease_has_ended_gets_what_is_still_there(monkeypatch: py
 
     monkeypatch.setattr(flow, "time", Later)
     slab = filled(6, slots=16)
-    made, account = reading(lambda: purposes(Prewarm(), Loading(), Drain()))
+    made, account = reading(lambda: purposes(Prewarm(), Loading(), Drain(), Replication()))
     monkeypatch.setattr(type(default_purposes()[DEMAND].sending), "window_blocks", lambda *_: 6)
     with made.blocks(slab, [key(n) for n in range(6)], "demand") as blocks:
         assert [next(blocks)[0] for _ in range(2)] == [0, 1]

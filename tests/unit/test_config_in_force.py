@@ -62,6 +62,7 @@ CHANGES: dict[str, Any] = {
     "readiness": {"targetPercent": 5},
     "loading": {"deadlineSeconds": 1.5},
     "drain": {"maxSeconds": 8},
+    "replication": {"maxBytesPerSecond": 8},
     "paused": True,
     "generation": 7,
     "arenaBytes": 2 << 30,

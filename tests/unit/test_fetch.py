@@ -24,7 +24,7 @@ from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Drain, Loading, Prewarm
+from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 
 SLOT = 4096
 BUSY_TRIES = default_purposes()[DEMAND].receiving.busy_tries
@@ -78,7 +78,7 @@ def fetcher(source: Source) -> tuple[Fetcher, Account]:
 
 
 def unpaced() -> Purposes:
-    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain())
+    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain(), Replication())
 
 
 def soon() -> float:
@@ -355,7 +355,7 @@ class Clock:
 
 def test_what_a_warm_up_has_not_asked_for_yet_a_request_fetches_at_once(slab: Slab) -> None:
     source, account = Source(), Account()
-    crawling = purposes(Prewarm(maxBytesPerSecond=1), Loading(), Drain())
+    crawling = purposes(Prewarm(maxBytesPerSecond=1), Loading(), Drain(), Replication())
     made = Fetcher(source, Breakers(account), account, lambda: crawling)  # type: ignore[arg-type]
     waiting = threading.Thread(target=made.fetch, args=(slab, "peer", wanted(0, 1), "prewarm", time.monotonic() + 2))
     waiting.start()

@@ -16,7 +16,7 @@ from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Drain, Loading, Prewarm
+from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 
 SLOT, SLOTS = 4096, 64
 Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
@@ -32,7 +32,7 @@ def wanted(*numbers: int) -> list[Wanted]:
 
 
 def unpaced() -> Purposes:
-    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain())
+    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain(), Replication())
 
 
 def soon() -> float:

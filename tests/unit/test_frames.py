@@ -229,7 +229,7 @@ def test_fields_over_the_limit_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"), [([1], 1), ([7, 1, 2], 2), ([3, 2], 3), ([7], None), ([], None), ([0, -1], None)]
+    ("offered", "chosen"), [([1], 1), ([9, 1, 2], 2), ([3, 2], 3), ([9], None), ([], None), ([0, -1], None)]
 )
 def test_the_highest_common_version_is_chosen(offered: list[int], chosen: Any) -> None:
     assert frames.choose_version(offered) == chosen

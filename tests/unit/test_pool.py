@@ -108,6 +108,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     },
                     "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                     "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
+                    "replication": {"maxBytesPerSecond": 0},
                 }
             ).encode()
         ).config
@@ -152,6 +153,7 @@ def test_every_field_reaches_the_configuration() -> None:
                 },
                 "loading": {"mode": "Never", "margin": 2, "deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "drain": {"maxSeconds": 7, "maxBytesPerSecond": "2M"},
+                "replication": {"maxBytesPerSecond": "3M"},
                 "agent": {
                     "image": "i",
                     "imagePullSecrets": [{"name": "s"}],
@@ -200,6 +202,7 @@ def test_every_field_reaches_the_configuration() -> None:
         },
         "loading": {"mode": "Never", "margin": 2.0, "deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "drain": {"maxSeconds": 7.0, "maxBytesPerSecond": 2000000},
+        "replication": {"maxBytesPerSecond": 3000000},
         "paused": True,
         "generation": 0,
         "cacheNamespaces": [],

@@ -15,23 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvpool_agent.account import Account
-from kvpool_agent.directory.members import MemberView
+from kvpool_agent.flows.others import Others
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
-from kvpool_agent.peer.frames import MAX_KEYS, OFFER_VERSION
+from kvpool_agent.peer.frames import OFFER_VERSION
 from kvpool_agent.policy.handoff import allot
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.policy.readiness import DEGRADED, WARM
 from kvpool_agent.store.slab import Slab, Slabs
 from kvpool_contract.config import Drain
 
 log = logging.getLogger("kvpool.handoff")
 
-ASK_SECONDS = 1.0
 OFFER_SECONDS = 5.0  # a receiver that stands still costs no more
 BATCH_SECONDS, BATCH_BLOCKS = 0.5, 256  # of a batch, at the rate of the drain
 MAX_LIST = 65_536
-MAX_RECEIVERS = 64
 ONCE = 1.0  # the heat of a block that one request has contained
 
 
@@ -48,10 +45,10 @@ class HandOff:
     `_deadline`."""
 
     def __init__(
-        self, slabs: Slabs, members: MemberView, dialer: Dialer, account: Account, drain: Callable[[], Drain]
+        self, slabs: Slabs, others: Others, dialer: Dialer, account: Account, drain: Callable[[], Drain]
     ) -> None:
         """drain: the bounds that hold now."""
-        self._slabs, self._members, self._dialer = slabs, members, dialer
+        self._slabs, self._others, self._dialer = slabs, others, dialer
         self._account, self._drain = account, drain
 
     def run(self) -> None:
@@ -59,7 +56,7 @@ class HandOff:
         began = time.monotonic()
         until = began + self._drain().maxSeconds
         slabs = [slab for slab in self._slabs.all if slab.space.open and self._hot(slab)]
-        staying = self._staying(until) if slabs else []
+        staying = self._others.staying(slabs[0].fingerprint, OFFER_VERSION, until) if slabs else []
         left: Counter[str] = Counter()
         for number, slab in enumerate(slabs):
             now = time.monotonic()
@@ -74,28 +71,10 @@ class HandOff:
     def _hot(slab: Slab) -> list[HotBlock]:
         return [block for block in slab.hottest(time.monotonic(), MAX_LIST) if block.heat > ONCE]
 
-    def _staying(self, until: float) -> list[str]:
-        """Members of this format that are ready, as they say now, and take over what is offered."""
-        current = self._slabs.current
-        if current is None:
-            return []
-        able = [m.address for m in self._members.live(current.fingerprint) if m.version >= OFFER_VERSION]
-
-        def stays(address: str) -> bool:
-            try:
-                welcome = self._dialer.welcome(address, min(ASK_SECONDS, until - time.monotonic()))
-            except PeerError as error:
-                log.info("%s does not say how it is: %s", address, error)
-                return False
-            return welcome.state in (WARM, DEGRADED) and welcome.format == current.fingerprint.hex()
-
-        with ThreadPoolExecutor(MAX_RECEIVERS, "kvpool-handoff") as threads:
-            return [a for a, here in zip(able, threads.map(stays, able), strict=True) if here][:MAX_RECEIVERS]
-
     def _hand_over(self, slab: Slab, staying: Sequence[str], until: float) -> "Counter[str]":
         """How many blocks are left, by reason."""
         budget = max(1, int(self._drain().maxBytesPerSecond * (until - time.monotonic())) // slab.slot_bytes)
-        left, held = self._alone(slab, staying, until, budget)
+        left, held = self._others.alone(slab, self._hot(slab), staying, until, budget)
         receivers, reason = list(held), "no_receiver"
         while left and receivers and time.monotonic() < until:
             shares = allot(left, held, receivers)
@@ -114,37 +93,6 @@ class HandOff:
         if left and receivers:
             reason = "deadline"
         return Counter({reason: len(left)} if left else {})
-
-    def _alone(
-        self, slab: Slab, staying: Sequence[str], until: float, budget: int
-    ) -> tuple[list[HotBlock], dict[str, set[bytes]]]:
-        """The hot blocks that no member holds which stays, as many as can be given or some more, best first; and what
-        of the hot ones each of those holds that may have them."""
-        held: dict[str, set[bytes]] = {address: set() for address in staying if self._entitled(address, slab, until)}
-        alone: list[HotBlock] = []
-        hot = self._hot(slab)
-        for start in range(0, len(hot), MAX_KEYS):
-            part = hot[start : start + MAX_KEYS]
-            keys = [block.key for block in part]
-            for address in list(held):
-                try:
-                    found = self._dialer.locate(address, slab.id, keys, min(ASK_SECONDS, until - time.monotonic()))
-                except PeerError as error:
-                    log.info("%s does not say what it holds: %s", address, error)
-                    del held[address]
-                    continue
-                held[address].update(key for key, here in zip(keys, found, strict=True) if here)
-            alone += [block for block in part if not any(block.key in one for one in held.values())]
-            if len(alone) >= budget:
-                break
-        return alone, held
-
-    def _entitled(self, address: str, slab: Slab, until: float) -> bool:
-        try:
-            return self._dialer.shares(address, slab.id, min(ASK_SECONDS, until - time.monotonic()))
-        except PeerError as error:
-            log.info("%s does not say what it may hold: %s", address, error)
-            return False
 
     def _give(self, slab: Slab, receiver: str, share: Sequence[HotBlock], receivers: int, until: float) -> _Given:
         """receivers: that are given to at the same time."""

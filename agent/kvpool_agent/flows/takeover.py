@@ -1,6 +1,6 @@
-"""Taking over what a member that leaves has offered: it is fetched within this member's own bounds, best first, and
-nothing that is hotter here makes room for it. What has come is this member's own from then on: as a replica copy it
-would be the first to make room, with no other copy behind it.
+"""Taking what another member has offered, since it leaves or alone holds it: fetched within this member's own bounds,
+best first, and nothing that is hotter here makes room for it. What has come from one that leaves is this member's own
+from then on: as a replica copy it would be the first to make room, with no other copy behind it.
 
 How hot a block is only its giver says, and a certificate does not make a member honest: so what one member brings has a
 part of the slots at most, whatever it says.
@@ -15,7 +15,7 @@ from kvpool_agent.account import Account
 from kvpool_agent.directory.members import MemberView
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.policy.purposes import DRAIN
+from kvpool_agent.policy.purposes import DRAIN, REPLICATE
 from kvpool_agent.store.slab import Slabs
 
 MAX_HEAT = 1e9  # whatever a member says
@@ -28,19 +28,21 @@ class TakeOver:
     """peer.serve.Taker. Counts `offered_blocks`, and `offered_over_part` those of them that were not looked at."""
 
     def __init__(
-        self, slabs: Slabs, members: MemberView, fetcher: Fetcher, account: Account, willing: Callable[[], bool]
+        self, slabs: Slabs, members: MemberView, fetcher: Fetcher, account: Account, willing: Callable[[bool], bool]
     ) -> None:
-        """willing: whether this member takes anything now."""
+        """willing(copy): whether this member takes anything now."""
         self._slabs, self._members, self._fetcher = slabs, members, fetcher
         self._account, self._willing = account, willing
         self._lock = threading.Lock()
         # by member and slab: since when, and how many blocks
         self._brought: collections.OrderedDict[tuple[str, bytes], tuple[float, int]] = collections.OrderedDict()
 
-    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+    def take(
+        self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float, *, copy: bool
+    ) -> list[bool]:
         found, address = self._slabs.of(slab), self._address(giver)
         self._account.count("offered_blocks", len(blocks))
-        if found is None or not found.space.open or address is None or not blocks or not self._willing():
+        if found is None or not found.space.open or address is None or not blocks or not self._willing(copy):
             return [False] * len(blocks)
         now, keys = time.monotonic(), [block.key for block in blocks]
         before = found.arena.held(keys)
@@ -49,10 +51,13 @@ class TakeOver:
             return before
         coldest = min(block.heat if 0 <= block.heat <= MAX_HEAT else 0.0 for block in part)
         wanted = [Wanted(block.key, block.parent) for block in part]
-        self._fetcher.fetch(found, address, wanted, DRAIN, now + seconds, may_go=found.colder_than(coldest, now))
+        purpose, may_go = REPLICATE if copy else DRAIN, found.colder_than(coldest, now)
+        self._fetcher.fetch(found, address, wanted, purpose, now + seconds, may_go=may_go)
         held = found.arena.held(keys)
         came = [b for b, was, here in zip(blocks, before, held, strict=True) if here and not was]
         self._end(giver[0], slab, len(part) - len(came))
+        if copy:  # its holder goes on counting
+            return held
         # whoever counted their requests is gone: they stay as hot as they were, for eviction and for newcomers
         found.arena.adopt([block.key for block in came])
         with found.heat_lock:

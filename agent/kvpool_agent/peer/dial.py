@@ -220,16 +220,18 @@ class Dialer:
         with self._lent(address, seconds) as connection:
             return self._shares(address, connection, slab)
 
-    def offer(self, address: str, fingerprint: bytes, blocks: Sequence[HotBlock], deadline: float) -> list[bool]:
+    def offer(
+        self, address: str, fingerprint: bytes, blocks: Sequence[HotBlock], deadline: float, *, copy: bool = False
+    ) -> list[bool]:
         """Hands blocks to a member, which fetches what it wants of them; for each whether it holds it then.
 
-        deadline: on the monotonic clock, for everything."""
+        deadline: on the monotonic clock, for everything. copy: whether this member keeps them."""
         with self._lent(address, deadline - time.monotonic()) as connection:
-            if connection.version < frames.OFFER_VERSION:
+            if connection.version < (frames.COPY_VERSION if copy else frames.OFFER_VERSION):
                 raise PeerError(f"the peer speaks version {connection.version}, which takes nothing over")
             if not self._shares(address, connection, fingerprint):
                 raise PeerError("the member holds no key of this cache namespace")
-            message = frames.Offer(fingerprint, max(0.0, deadline - time.monotonic()))
+            message = frames.Offer(fingerprint, max(0.0, deadline - time.monotonic()), copy)
             connection.send(message, frames.pack_hot(blocks))
             connection.settimeout(deadline - time.monotonic())
             answer, tail_length = connection.receive()

@@ -16,13 +16,14 @@ from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import MAX_CHANGES, MAX_HEADS, NAME_BYTES, Told
 from kvpool_contract.names import BLOCK_KEY_BYTES, format_fingerprint
 
-VERSIONS = (6, 5, 4, 3, 2, 1)
+VERSIONS = (7, 6, 5, 4, 3, 2, 1)
 DIRECTORY_VERSION = 2  # the first one with Renew, Announce and Where
 HEADS_VERSION = 3  # the first one with Heads
 STATUS_VERSION = 4  # the first one with Status
 PROOF_VERSION = 4  # the first one with Entitle and Proof
 OFFER_VERSION = 5  # the first one with Offer
 LENDING_VERSION = 6  # the first one with Join and Borrow
+COPY_VERSION = 7  # the first one in which an offer may be of copies
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -217,12 +218,14 @@ class Proved(Message, tag="proved"):
     """Answer to Proof, whatever it has proved."""
 
 
-class Offer(Message, tag="offer"):
+class Offer(Message, tag="offer", omit_defaults=True):
     """From version 5 on: I am leaving, and hold these hot blocks; fetch what you want to keep of them, within
-    `seconds`. Tail: packed entries as of a hot list, hottest first."""
+    `seconds`. Tail: packed entries as of a hot list, hottest first. `copy`, from version 7 on: I stay, and nobody else
+    holds them."""
 
     format: bytes
     seconds: float
+    copy: bool = False
 
 
 class Taken(Message, tag="taken"):

@@ -243,16 +243,14 @@ class PeerServer:
                 self._keep(self._directory, connection, connection.peer, message, tail_length)
 
     def _take(self, taker: Taker, connection: Connection, message: frames.Offer, tail_length: int) -> None:
-        if tail_length > frames.MAX_OFFER * frames.HOT_BYTES or connection.peer is None:
-            raise PeerError(f"an offer of {tail_length} bytes is over the limit")
-        try:
-            blocks = frames.unpack_hot(connection.read(tail_length))
-        except frames.FrameError as error:
-            raise PeerError(str(error)) from None
+        if tail_length > frames.MAX_OFFER * frames.HOT_BYTES or tail_length % frames.HOT_BYTES or not connection.peer:
+            raise PeerError(f"{tail_length} bytes are no offer of at most {frames.MAX_OFFER} blocks")
+        blocks = frames.unpack_hot(connection.read(tail_length))
         # in this order: whatever the asker has written there, also what is no number, gives a time
         seconds = min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
         entitled = self._entitlement.entitled(connection, message.format)
-        taken = taker.take(connection.peer, message.format, blocks, seconds) if entitled else [False] * len(blocks)
+        offer = (connection.peer, message.format, blocks, seconds)
+        taken = taker.take(*offer, copy=message.copy) if entitled else [False] * len(blocks)
         self._reply(connection, frames.Taken(), bytes(taken))
 
     def _keep(

@@ -71,9 +71,11 @@ class Directory(Protocol):
 
 
 class Taker(Protocol):
-    """Who takes over what a member that leaves has offered."""
+    """Who takes what a member has offered."""
 
-    def take(self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+    def take(
+        self, giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float, *, copy: bool
+    ) -> list[bool]:
         """For each block, hottest first, whether it is held here after what is wanted of them was fetched. giver: UID
-        and incarnation."""
+        and incarnation. copy: whether it keeps them, and does not leave."""
         ...

@@ -7,9 +7,9 @@ cohort of newcomers takes no place from a request. Whatever a bound is, one bloc
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvpool_contract.config import Drain, Loading, Prewarm
+from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 
-DEMAND, PREWARM, DRAIN, PROBE = "demand", "prewarm", "drain", "probe"
+DEMAND, PREWARM, DRAIN, REPLICATE, PROBE = "demand", "prewarm", "drain", "replicate", "probe"
 PACED_SECONDS = 0.1  # of a bounded rate are asked for at a time
 PARTS = 4  # that share the bytes in flight: a long fetch goes in parts and lets others in between
 STREAM_BYTES = 8 << 20  # that one stream of a source keeps in their slots at a time
@@ -73,11 +73,13 @@ Purposes = Mapping[str, Purpose]
 DISK_READS = Receiving(streams=4, bytes_per_second=0, arena_percent=25, queue=64, busy_tries=0)
 
 
-def purposes(prewarm: Prewarm, loading: Loading, drain: Drain) -> Purposes:
+def purposes(prewarm: Prewarm, loading: Loading, drain: Drain, replication: Replication) -> Purposes:
     """The table under this configuration. A warm-up asks busy sources again at a pace of its own; of members that
-    leave two at a time are taken over from, and one gives to four; a probe's few rows come from the source's engine,
+    leave two at a time are taken over from, and one gives to four; second copies are one
+    stream's work; a probe's few rows come from the source's engine,
     not from its arena."""
     rate, warm_rate, drain_rate = loading.maxBytesPerSecond, prewarm.maxBytesPerSecond, drain.maxBytesPerSecond
+    copy_rate = max(1, replication.maxBytesPerSecond)  # with 0 nobody offers
     return {
         DEMAND: Purpose(Receiving(16, rate, 50, 64, 8), Sending(8, rate, 25)),
         PREWARM: Purpose(
@@ -85,9 +87,10 @@ def purposes(prewarm: Prewarm, loading: Loading, drain: Drain) -> Purposes:
             Sending(prewarm.sourceMaxStreams, warm_rate, 10),
         ),
         DRAIN: Purpose(Receiving(2, drain_rate, 15, 64, 8), Sending(4, drain_rate, 10)),
+        REPLICATE: Purpose(Receiving(1, copy_rate, 5, 16, 8), Sending(2, copy_rate, 3)),
         PROBE: Purpose(Receiving(1, 0, 1, 1, 0), Sending(2, 0, 1)),
     }
 
 
 def default_purposes() -> Purposes:
-    return purposes(Prewarm(), Loading(), Drain())
+    return purposes(Prewarm(), Loading(), Drain(), Replication())

@@ -150,6 +150,19 @@ class Drain(Part, frozen=True):
     ] = Bytes(500 * MIB)
 
 
+class Replication(Part, frozen=True):
+    """Second copies of the hottest blocks that one member alone holds, so that none of them is lost with it."""
+
+    max_bytes_per_second: Annotated[
+        Bytes,
+        field(
+            "Bytes per second that a member gives for them at most, and that one takes at most. 0: none are made.",
+            LIVE,
+            least=0,
+        ),
+    ] = Bytes(0)
+
+
 _Quantities = dict[str, str | int | float]
 
 
@@ -212,6 +225,7 @@ class PoolSpec(Part, frozen=True):
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
     drain: Drain = msgspec.field(default_factory=Drain)
+    replication: Replication = msgspec.field(default_factory=Replication)
     cache_namespaces: CacheNamespaces = msgspec.field(default_factory=list)
     request_namespace: RequestNamespace = "Ignore"
     gateway_key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)

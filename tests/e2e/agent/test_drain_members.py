@@ -2,64 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-from local_member import SLOT, WAIT, LocalMember, bytes_of, chain, until
-from tenant_keys import ACME, PUBLIC, acme, keyring
+from local_member import SLOT, WAIT, LocalMember, bytes_of, chain
+from some_members import Come, holders, put, sees
+from tenant_keys import ACME, PUBLIC, acme
 
 from kvpool_agent.flows import handoff, takeover
 from kvpool_agent.policy.heat import HotBlock
-from kvpool_agent.store.slab import Slab
-from kvpool_agent.store.tag import tag_of
 from kvpool_contract.config import Drain
-
-Come = Callable[..., LocalMember]
-
-
-@pytest.fixture
-def come(tmp_path: Path) -> Iterator[Come]:
-    (tmp_path / "members").touch()
-    made: list[LocalMember] = []
-
-    def make(
-        name: str, slots: int = 4096, keys: dict[str, Sequence[bytes]] | None = None, **options: Any
-    ) -> LocalMember:
-        ring = keyring(tmp_path, name, **keys) if keys is not None else None
-        member = LocalMember(name, tmp_path / "members", slots, keyring=ring, **options)
-        made.append(member.start())
-        return member
-
-    yield make
-    for member in made:
-        member.kill()
-
-
-def put(slab: Slab, keys: Sequence[bytes], requests: int) -> None:
-    """Blocks of a chain that so many requests have contained."""
-    for i, key in enumerate(keys):
-        slots = slab.arena.reserve(1, time.monotonic())
-        if slots:
-            slab.view(slots[0])[:] = bytes_of(key)
-            parent = keys[i - 1] if i else b""
-            slab.arena.commit(key, parent, slots[0], tag_of(key, slab.view(slots[0])), foreign=False)
-    for _ in range(requests):
-        slab.heat.count(keys, time.monotonic())
-        slab.arena.use(keys)
-
-
-def sees(leaver: LocalMember, *others: LocalMember) -> None:
-    """Until all of them know each other."""
-    for one in (leaver, *others):
-        lives = {other.life for other in (leaver, *others) if other is not one}
-
-        def known(one: LocalMember = one, lives: set[tuple[str, str]] = lives) -> bool:
-            live = [m.welcome for m in one.members.live(one.slab.fingerprint) if m.welcome is not None]
-            return lives <= {(welcome.member, welcome.incarnation) for welcome in live}
-
-        until(f"{one.uid} sees the others", known)
 
 
 def leave(member: LocalMember) -> dict[str, int]:
@@ -67,12 +19,6 @@ def leave(member: LocalMember) -> dict[str, int]:
     member.ready = False
     member.handoff.run()
     return {word: n for word, n in member.account.counters.items() if word.startswith("drain")}
-
-
-def holders(keys: Sequence[bytes], *members: LocalMember) -> list[int]:
-    """How many of the members hold each."""
-    rows = [member.slab.arena.held(keys) for member in members]
-    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 def test_sole_copies_of_hot_blocks_go_to_who_stays_with_their_heat_and_nothing_else_does(come: Come) -> None:
@@ -139,7 +85,7 @@ def test_a_member_that_lies_about_heat_brings_no_more_than_its_part(come: Come) 
     more = chain("more", 20)
     put(liar.slab, more, 9)
     blocks = [HotBlock(key, b"", 0, 1e9) for key in more]
-    assert a.takeover.take(liar.life, a.slab.id, blocks, WAIT) == [False] * 20
+    assert a.takeover.take(liar.life, a.slab.id, blocks, WAIT, copy=False) == [False] * 20
     later = time.monotonic() + takeover.PART_SECONDS + 1
     assert a.takeover._begin(liar.uid, a.slab.id, 20, slots // 2, later) == 20
 
@@ -177,10 +123,12 @@ def test_what_a_receiver_that_dies_did_not_take_goes_to_another_one(
     sees(leaver, a, b)
     take, offers = a.takeover.take, iter(range(100))
 
-    def dies(giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float) -> list[bool]:
+    def dies(
+        giver: tuple[str, str], slab: bytes, blocks: Sequence[HotBlock], seconds: float, *, copy: bool
+    ) -> list[bool]:
         if next(offers) == 1:
             a.server.close()
-        return take(giver, slab, blocks, seconds)
+        return take(giver, slab, blocks, seconds, copy=copy)
 
     monkeypatch.setattr(a.takeover, "take", dies)
     assert leave(leaver) == {"drained_blocks": 40}

@@ -19,7 +19,7 @@ from kvpool_agent.policy.purposes import Purposes, default_purposes, purposes
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab, Slabs
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Drain, Loading, Prewarm
+from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 from kvpool_contract.names import format_fingerprint
 
 WAIT = 20.0
@@ -172,7 +172,7 @@ def test_a_slow_reader_that_goes_on_gets_every_byte_and_keeps_what_it_reads(
 
 
 def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
-    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 16), Drain())
+    slow = purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 16), Drain(), Replication())
     with member(lambda: slow) as source:
         reader = asks(source.address, 3, seconds=20.0)  # a minute a block
         message, length = reader.receive()
@@ -185,7 +185,7 @@ def test_what_the_asker_would_not_wait_for_is_not_sent(dialer: Dialer) -> None:
 
 
 def test_one_who_would_not_wait_for_the_first_block_is_told_busy_and_not_that_none_is_held(dialer: Dialer) -> None:
-    table = [purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 16), Drain())]
+    table = [purposes(Prewarm(), Loading(maxBytesPerSecond=1 << 16), Drain(), Replication())]
     with member(lambda: table[0]) as source:
         landed = Landed()
         dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # a minute's bytes
@@ -195,7 +195,7 @@ def test_one_who_would_not_wait_for_the_first_block_is_told_busy_and_not_that_no
                 dialer.fetch(source.address, FORMAT, keys(2), "demand", time.monotonic() + 5, landed)
             assert dialer._idle[source.address] == [connection]  # to ask again takes no handshake
         assert (landed.blocks, source.account.counters["bound_demand_out_seconds"]) == ([0], 2)
-        table[0] = purposes(Prewarm(), Loading(maxBytesPerSecond=32 << 20), Drain())
+        table[0] = purposes(Prewarm(), Loading(maxBytesPerSecond=32 << 20), Drain(), Replication())
         dialer.fetch(source.address, FORMAT, keys(1), "demand", time.monotonic() + WAIT, landed)  # it is waited for
         assert landed.blocks == [0, 0]
 
@@ -237,7 +237,7 @@ def fetch(dialer: Dialer, source: Member, purpose: str, count: int, into: Landed
 
 
 def test_a_source_sends_no_faster_than_its_purpose_may(dialer: Dialer) -> None:
-    table = purposes(Prewarm(maxBytesPerSecond=8 << 20), Loading(), Drain())
+    table = purposes(Prewarm(maxBytesPerSecond=8 << 20), Loading(), Drain(), Replication())
     with member(lambda: table, slot=1 << 20) as source:
         began = time.monotonic()
         fetch(dialer, source, "prewarm", BLOCKS, Landed())
@@ -246,7 +246,7 @@ def test_a_source_sends_no_faster_than_its_purpose_may(dialer: Dialer) -> None:
 
 
 def test_a_source_that_stops_at_its_rate_says_so(dialer: Dialer) -> None:
-    table = purposes(Prewarm(maxBytesPerSecond=1 << 20), Loading(), Drain())
+    table = purposes(Prewarm(maxBytesPerSecond=1 << 20), Loading(), Drain(), Replication())
     with member(lambda: table, slot=1 << 20) as source:
         for seconds, stopped in ((1.5, True), (WAIT, False)):
             landed = Landed()

@@ -46,7 +46,7 @@ def bytes_of(key: bytes, size: int = SLOT) -> bytes:
 
 
 def unpaced() -> Purposes:
-    return purposes(config.Prewarm(), config.Loading(), config.Drain())
+    return purposes(config.Prewarm(), config.Loading(), config.Drain(), config.Replication())
 
 
 class Probe:
