@@ -50,7 +50,12 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4, "sourceMaxStreams": 2},
         "readiness": {"targetPercent": 95, "deadlineSeconds": 240, "attachGraceSeconds": 30, "onDeadline": "Degrade"},
         "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10, "maxBytesPerSecond": "0"},
-        "transport": {"tls": {"mode": "Managed", "secretRef": {"name": ""}}},
+        "drain": {"maxSeconds": 20, "maxBytesPerSecond": "500Mi"},
+        "transport": {
+            "type": "Auto",
+            "rdma": {"resource": "", "devices": [], "allowUnencrypted": False},
+            "tls": {"mode": "Managed", "secretRef": {"name": ""}},
+        },
         "agent": {
             "image": "",
             "imagePullSecrets": [],
