@@ -61,6 +61,11 @@ class Account:
                 self._hits[2 if key in self._foreign else 1] += 1
             self._hits[0] += computed
 
+    def foreign(self, keys: Iterable[bytes]) -> bool:
+        """Whether another replica computed one of these."""
+        with self._lock:
+            return any(key in self._foreign for key in keys)
+
     # -- reading -------------------------------------------------------------------------------------
 
     @property

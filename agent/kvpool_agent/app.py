@@ -392,4 +392,6 @@ class Agent:
             disk=self._disk.status(),
             costs=self._fetcher.costs.snapshot(),
             transport=self._rdma.snapshot(),
+            benefit=self._fetcher.costs.benefit(),
+            first_token=self._fetcher.costs.outcomes(),
         )

@@ -22,6 +22,7 @@ class Plan:
     sent: bool = False
     opened: float = 0.0
     seconds: float = -1.0  # that the agent says it took; -1: it has said nothing in time
+    tried: bool = False  # it says that it was to bring blocks
     settled: float = 0.0  # when its answer was taken over
     begins: int = -1
     lacks: set[int] = field(default_factory=set)
@@ -55,7 +56,7 @@ class Summary:
     which of three things became of each: loaded, no room, failed to load or evicted before its use. unknown_blocks: of
     a prompt that was ruled out, those that the engine lacked. late_blocks: promised when they were not waited for any
     more. Of the only plan of a request that was answered in time: when it was opened, when its answer was taken over,
-    and the seconds that the agent took; -1 where there is none."""
+    the seconds that the agent took, and whether it was to bring blocks; -1 where there is none."""
 
     request: str
     prompt_blocks: int
@@ -68,3 +69,4 @@ class Summary:
     opened: float = -1.0
     settled: float = -1.0
     agent_seconds: float = -1.0
+    tried: bool = False

@@ -83,6 +83,11 @@ class Plans:
         self._agent_silent = False
         self.hits_this_step = 0
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the agent has been asked and has not answered."""
+        return bool(self._by_number)
+
     def begin(self, request: str, chains: Chains) -> None:
         """A request that the engine has taken in; `chains` gives its keys, as far as they are known."""
         self._requests[request] = _Request(chains)
@@ -249,9 +254,11 @@ class Plans:
         entry = self._requests.get(request)
         return entry.plan.number if entry is not None and entry.plan is not None else 0
 
-    def answer(self, number: int, hits: Iterable[int], seconds: float = -1.0, now: float = 0.0) -> None:
-        """The agent's plan: indexes into the keys of the blocks that lie ready, and the seconds that it took for them
-        (-1: it does not say). Late ones are dropped."""
+    def answer(
+        self, number: int, hits: Iterable[int], seconds: float = -1.0, tried: bool = False, now: float = 0.0
+    ) -> None:
+        """The agent's plan: indexes into the keys of the blocks that lie ready, the seconds that it took for them (-1:
+        it does not say), and whether it was to bring some. Late ones are dropped."""
         self._agent_silent = False
         plan = self._by_number.pop(number, None)
         if plan is None:
@@ -259,7 +266,7 @@ class Plans:
         plan.promised = frozenset(plan.keys[i] for i in hits if i in plan.lacks)
         plan.answered, plan.late = True, plan.hits is not None
         if plan.hits is None:
-            plan.hits, plan.seconds, plan.settled = plan.promised, seconds, now
+            plan.hits, plan.seconds, plan.tried, plan.settled = plan.promised, seconds, tried, now
 
     def loaded(self, request: str, done: Collection[bytes]) -> None:
         """These of the blocks that were answered HIT have come."""
@@ -353,5 +360,5 @@ class Plans:
             entry.lost_blocks,
             (entry.prompt_blocks or 0) - entry.asked if entry.ruled_out and not entry.dropped else 0,
             entry.late_blocks,
-            *((only.opened, only.settled, only.seconds) if only is not None else ()),
+            *((only.opened, only.settled, only.seconds, only.tried) if only is not None else ()),
         )

@@ -79,7 +79,7 @@ class SchedulerSide:
         self.heads = KnownHeads()
         self._plans = Plans(groups, load_deadline=0.0, rule_out=self.heads.rule_out)
         self._offers = Offers()
-        self.timings = Timings()
+        self.timings = Timings(self._beside)
         self._groups = groups
         # promotions hold half of the host pool at most: the rest is for what the engine computes
         self._room = (pool.rows + 1) // 2
@@ -88,7 +88,7 @@ class SchedulerSide:
         self._open: set[str] = set()  # requests that the engine has now
         self._outdated: set[str] = set()  # those of them that are older than the format, or apart from all others
         self._namespaces: dict[str, str] = {}  # of those that are not of the default one
-        self._inbox: collections.deque[tuple[int, tuple[int, ...], float] | None] = collections.deque()
+        self._inbox: collections.deque[tuple[int, tuple[int, ...], float, bool] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
         self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes)
 
@@ -110,7 +110,7 @@ class SchedulerSide:
             self._copied(int(frame.header["job"]), bool(frame.header["whole"]), int(frame.header["stored"]))
         elif frame.verb == "plan":
             hits, seconds = tuple(int(i) for i in frame.header["hits"]), float(frame.header.get("seconds", -1.0))
-            self._inbox.append((int(frame.header["plan"]), hits, seconds))
+            self._inbox.append((int(frame.header["plan"]), hits, seconds, bool(frame.header.get("tried"))))
         elif frame.verb == "heads":
             self.heads.take(frame.header, frame.tail)
         elif frame.verb == "limits":
@@ -254,7 +254,7 @@ class SchedulerSide:
             "lost": summary.lost_blocks,
             "unknown": summary.unknown_blocks,
             "late": summary.late_blocks,
-            **({"timing": timing} if timing else {}),
+            **({"timing": {**timing, "steps": self.timings.take_steps()}} if timing else {}),
             **named,
         }
         chains = chains_of(context, self._groups)
@@ -268,6 +268,9 @@ class SchedulerSide:
         self._inbox.clear()
         self._plans.fail_open()
         self.ledger.fail_all()
+
+    def _beside(self) -> str:
+        return "load" if self._plans.waiting or self.ledger.load_rows else "store" if self.ledger.pending else ""
 
     def drain(self) -> None:
         """Ends all open jobs and waits for the copies that run now; a store that was open is offered again."""

@@ -3,8 +3,13 @@
 Three moments of a request, told by the engine's adapter on its scheduler thread: it has arrived, it is in its first
 step (with so many tokens of its prompt in the cache), it has its first token. One that made way for another meanwhile
 says nothing of what its tokens cost, and is not told.
+
+And how long the engine's steps take in which it only decodes, while kvpool moves blocks beside it and while it does
+not: what a load or a store costs those that are being served. Steps are told apart by how many requests they serve, in
+powers of two, since a larger one takes longer by itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpool_client.plan import Summary
@@ -22,8 +27,22 @@ class _Moments:
 class Timings:
     """Times in seconds of one monotonic clock. Of requests that it does not know nothing is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Callable[[], str] = lambda: "") -> None:
+        """beside: what kvpool does now, `load`, `store` or nothing."""
         self._requests: dict[str, _Moments] = {}
+        self.beside = beside
+        self._steps: dict[tuple[int, str], list[float]] = {}
+
+    def decoded(self, requests: int, beside: str, seconds: float) -> None:
+        """A step took so long in which each of these requests got a token and nothing else was computed."""
+        counted = self._steps.setdefault((requests.bit_length(), beside), [0, 0.0])
+        counted[0] += 1
+        counted[1] += seconds
+
+    def take_steps(self) -> list[list[int | str | float]]:
+        """[power of two, beside, steps, seconds] of all steps since the last call."""
+        steps, self._steps = self._steps, {}
+        return [[size, beside, n, round(seconds, 6)] for (size, beside), (n, seconds) in steps.items()]
 
     def arrived(self, request: str, now: float) -> None:
         self._requests[request] = _Moments(now)
@@ -58,6 +77,7 @@ class Timings:
                    "waited": waited, "install": install}  # fmt: skip
         return {
             **{name: round(value, 6) for name, value in seconds.items()},
+            **({"tried": 1} if summary.tried else {}),
             "held": min(moments.held, moments.tokens),
             "tokens": moments.tokens,
         }

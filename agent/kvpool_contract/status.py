@@ -255,10 +255,30 @@ class Transport(msgspec.Struct, frozen=True):
     devices: list[RdmaDevice] = []
 
 
+class Benefit(msgspec.Struct, frozen=True):
+    """What sharing has saved lately (an hour ago weighs a 64th), in seconds; below 0 it cost more than it saved.
+    `waiting`: of requests until their first token, `gpu`: of the engine; `loads`: requests that loaded from other
+    replicas, ever. The terms, see kvpool_agent.policy.benefit: waiting = saved - loading - waited - stalled - written -
+    displaced. `load_slows`, `store_slows`: the part of their time that decoding steps lose beside loads and stores."""
+
+    waiting: float = 0.0
+    gpu: float = 0.0
+    loads: int = 0
+    saved: float = 0.0
+    loading: float = 0.0
+    waited: float = 0.0
+    stalled: float = 0.0
+    written: float = 0.0
+    displaced: float = 0.0
+    load_slows: float = 0.0
+    store_slows: float = 0.0
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm), Ready(degraded) with a `reason`, or Draining while
     a member that leaves hands over what it holds; `attached` says whether an engine session is open; `misses` counts
-    blocks by reason."""
+    blocks by reason. `first_token`: by cache namespace (empty where the pool has none) and by what a request was (cold,
+    local, remote, fallback): seconds from its arrival at the engine to its first token."""
 
     version: int
     pool: str
@@ -290,6 +310,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     disk: Disk = Disk()
     costs: Costs = Costs()
     transport: Transport = Transport()
+    benefit: Benefit = Benefit()
+    first_token: dict[str, dict[str, Quantiles]] = {}
 
 
 class StatusError(ValueError):

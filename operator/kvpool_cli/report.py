@@ -75,7 +75,7 @@ def _row(member: str, status: AgentStatus) -> list[str]:
 def _notes(answer: Answer) -> Iterator[str]:
     """What there is to say of a member besides its row: nothing of one that is as it should be."""
     if answer.status is not None:
-        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena, _of_disk, _of_transport):
+        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena, _of_disk, _of_transport, _of_benefit):
             yield from (f"{answer.member}: {note}" for note in parts(answer.status))
         yield from _of_peers(answer.member, answer.status)
 
@@ -137,6 +137,22 @@ def _of_transport(status: AgentStatus) -> Iterator[str]:
             yield f"RDMA device {device.name}: {explain(device.reason)}" + (f" ({device.detail})" * bool(device.detail))
         else:
             yield f"blocks come by RDMA, too: {device.name} at {device.address}"
+
+
+def _of_benefit(status: AgentStatus) -> Iterator[str]:
+    """What sharing has saved lately, and how long requests waited for their first token by what they were."""
+    benefit = status.benefit
+    if benefit.loads:
+        yield (
+            f"sharing has saved {benefit.waiting:+.1f} s of waiting and {benefit.gpu:+.1f} s of the engine's time "
+            f"lately (computing {benefit.saved:.1f} s, loading {benefit.loading:.1f} s; waited in vain "
+            f"{benefit.waited:.1f} s, decoding slowed by loads {benefit.stalled:.1f} s and by stores "
+            f"{benefit.written:.1f} s, computed again {benefit.displaced:.1f} s)"
+        )
+    for name, kinds in status.first_token.items():
+        told = [f"{kind} {q.p50:.3g} s, 95 % {q.p95:.3g} s ({q.count})" for kind, q in kinds.items() if q.count]
+        if benefit.loads and told:
+            yield f"first token{f' in {name}' if name else ''}: {'; '.join(told)}"
 
 
 def _of_peers(member: str, status: AgentStatus) -> Iterator[str]:

@@ -9,7 +9,7 @@ from local_member import lacking
 from replica import wait_for
 
 from kvpool_agent.account import Account
-from kvpool_agent.costs import Costs, Timing
+from kvpool_agent.costs import Costs, Shares, Timing
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Holders
 from kvpool_agent.flows.fetch import Fetcher
@@ -114,7 +114,7 @@ class Planner:
     def computing_costs(self, seconds: float) -> None:
         """All of the chain takes so long."""
         for _ in range(4):
-            self.costs.served(Timing(seconds, seconds, 0, BLOCKS), 0)
+            self.costs.served(Timing(seconds, seconds, 0, BLOCKS))
 
     def path_costs(self, name: str, block_seconds: float, times: int = 60) -> None:
         for _ in range(times):
@@ -221,7 +221,9 @@ def test_what_lies_in_the_arena_is_weighed_too_and_let_through_at_a_bounded_rate
     assert made.plan() == (BLOCKS, {})
     made.computing_costs(0.8)
     for _ in range(60):
-        made.costs.served(Timing(2.0, 0.8, 0, BLOCKS, 0.0, 1.0), BLOCKS * SLOT)  # installing takes longer
+        made.costs.served(
+            Timing(2.0, 0.8, 0, BLOCKS, 0.0, 1.0), Shares(0, BLOCKS, BLOCKS * SLOT)
+        )  # installing takes longer
     assert made.plan() == (BLOCKS, {})  # let through, to measure it anew
     assert made.plan() == (0, {"too_slow": BLOCKS})
     made.now += TRY_SECONDS

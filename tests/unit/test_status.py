@@ -45,6 +45,8 @@ def full(**change: Any) -> AgentStatus:
             contract.Quantiles(44, 45, 46, 1),
             {"disk": contract.Path(contract.Quantiles(47, 48, 49, 1), contract.Quantiles(51, 52, 53, 1), 54)},
         ),
+        "benefit": contract.Benefit(61, 62, 63, 64, 65, 66, 67, 68, 69, 71, 72),
+        "first_token": {"acme": {"cold": contract.Quantiles(73, 74, 75, 76)}},
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
     return AgentStatus(**{**fields, **change})
@@ -132,6 +134,21 @@ def test_every_number_of_the_status_is_a_metric() -> None:
             for i, quantile in enumerate(("0.05", "0.5", "0.95"))
         },
         'kvpool_measured_transfers_total{path="disk"}': 54,
+        **{
+            f'kvpool_benefit_seconds{{term="{term}"}}': value
+            for term, value in zip(
+                ("waiting", "gpu", "saved", "loading", "waited", "stalled", "written", "displaced"),
+                (61, 62, 64, 65, 66, 67, 68, 69),
+                strict=True,
+            )
+        },
+        'kvpool_decode_slowed_ratio{beside="load"}': 71,
+        'kvpool_decode_slowed_ratio{beside="store"}': 72,
+        **{
+            f'kvpool_first_token_seconds{{cache_namespace="acme",kind="cold",quantile="{quantile}"}}': 73 + i
+            for i, quantile in enumerate(("0.05", "0.5", "0.95"))
+        },
+        'kvpool_served_requests_total{cache_namespace="acme",kind="cold"}': 76,
         "kvpool_open_breakers": 1,
     }
     assert {name: float(value) for name, value in values.items()} == expected

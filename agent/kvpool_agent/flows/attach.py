@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvpool_agent.account import Account
-from kvpool_agent.costs import timing_of
+from kvpool_agent.costs import Shares, timing_of
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
 from kvpool_agent.flows.epochs import named, named_by, named_chains
 from kvpool_agent.flows.finished import finish_request, told_misses
@@ -250,10 +250,11 @@ class EngineSession:
             case "forget":
                 self._on_forget(int(header["job"]))
             case "finished":
-                self._on_finished(slab, int(header["prompt"]), int(header["asked"]), int(header["loaded"]), frame.tail)
+                numbers = int(header["prompt"]), int(header["asked"]), int(header["loaded"])
+                shares = self._on_finished(slab, *numbers, frame.tail)
                 told_misses(handler.account, header)
                 if (timing := timing_of(header.get("timing"))) is not None:
-                    handler.lookup.costs.served(timing, int(header["loaded"]) * self._slab.slot_bytes)
+                    handler.lookup.costs.served(timing, shares)
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
@@ -292,14 +293,15 @@ class EngineSession:
             for group, chain, start in zip(self._groups, chains, starts, strict=False)
         ]
 
-        def answer(hits: Sequence[Sequence[int]], lease: int) -> None:
+        def answer(hits: Sequence[Sequence[int]], lease: int, tried: bool = False) -> None:
             if slab is not None:
                 self._plan_leases[plan] = slab, lease
             while len(self._plan_leases) > MAX_PLAN_LEASES:  # those of plans that were never used are long over
                 self._plan_leases.pop(next(iter(self._plan_leases)), None)
             indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
             seconds = round(time.monotonic() - began, 6)
-            self._port.send({"verb": "plan", "plan": plan, "hits": indexes, "seconds": seconds})
+            told = {"seconds": seconds, "tried": True} if tried else {"seconds": seconds}
+            self._port.send({"verb": "plan", "plan": plan, "hits": indexes, **told})
 
         if slab is None:
             self._handler.account.miss("not_authorised", 0 if again else Request(blocks, chains, room).beyond(0))
@@ -321,15 +323,16 @@ class EngineSession:
         number = lease * MAX_CACHE_NAMESPACES + slab.number
         self._port.send({"verb": "leased", "call": call, "lease": number, "slots": slots})
 
-    def _on_finished(self, slab: Slab | None, prompt: int, asked: int, loaded: int, tail: bytes) -> None:
+    def _on_finished(self, slab: Slab | None, prompt: int, asked: int, loaded: int, tail: bytes) -> Shares:
         chains = self._by_group(tail)
         if not (reason := obstacle(self._groups)):
             if slab is not None:
                 keys = named_by(slab, chains, self._hash_bytes, slab.space.names[0])
-                finish_request(self._handler.account, slab, self._groups, keys, prompt, asked, loaded)
+                return finish_request(self._handler.account, slab, self._groups, keys, prompt, asked, loaded)
         elif asked >= 0:
             prompt = min(prompt, len(chains[reference(self._groups)]))
             self._handler.account.miss(reason, prompt - asked)
+        return Shares()
 
     def _on_commit(self, job: int) -> None:
         """What an engine stored before the verdict on it is published, or forgotten, with the verdict."""

@@ -227,7 +227,7 @@ class Fetcher:
         if not self._breakers.begin(address):
             self._account.count("fetch_breaker_open")
             return "breaker_open"
-        slots, reason = reserved(slab, len(wanted), order.may_go)
+        slots, reason = reserved(slab, len(wanted), order.may_go, copies=True)
         if not slots:
             self._breakers.put_off(address)
             return reason
@@ -331,11 +331,11 @@ def not_here(slab: Slab, wanted: Sequence[Wanted]) -> list[Wanted]:
     return [w for w, here in zip(wanted, held, strict=True) if not here]
 
 
-def reserved(slab: Slab, count: int, may_go: MayGo | None = None) -> tuple[list[int], str]:
-    """Slots to bring blocks into, and why they are fewer than `count`."""
+def reserved(slab: Slab, count: int, may_go: MayGo | None = None, *, copies: bool = False) -> tuple[list[int], str]:
+    """Slots to bring blocks into, and why they are fewer than `count`. copies: of other members' blocks."""
     now = time.monotonic()
     writable = slab.arena.writable(now)
-    slots = slab.arena.reserve(count, now, may_go)
+    slots = slab.arena.reserve(count, now, may_go, copies=copies)
     return slots, "" if len(slots) == count else "no_room" if writable else "just_restarted"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpool_agent.account import Account
+from kvpool_agent.costs import Shares
 from kvpool_agent.store.slab import Slab
 from kvpool_client.groups import FULL, Group, reference
 
@@ -17,10 +18,10 @@ def finish_request(
     prompt_blocks: int,
     asked: int,
     loaded: int,
-) -> None:
+) -> Shares:
     """chains: all block keys of the request by group, in order. In blocks of the reference group: prompt_blocks, those
     of the prompt; asked: index of the first block that the engine did not hold, -1 when it held the whole prompt;
-    loaded: how many it took from here."""
+    loaded: how many it took from here. Returns what of it was shared."""
     place = reference(groups)
     chain = chains[place]
     prompt = min(prompt_blocks, len(chain))
@@ -30,6 +31,16 @@ def finish_request(
         # of a window's blocks the last alone come; by whom they were computed goes for the prefix that they stand for
         hits = [*chain[:asked], *[chain[found - 1]] * (found - asked)]
     account.request(hits, prompt - found)
+    size = groups[place].block_tokens
+    start = found if asked < 0 else min(asked, found)
+    shares = Shares(
+        start * size,
+        found * size,
+        (found - start) * slab.slot_bytes,
+        account.foreign(hits[start:found]),
+        slab.arena.computed_again(chain[found:prompt]) * size,
+        slab.space.name,
+    )
     for group, keys in zip(groups, chains, strict=True):
         if group.kind == FULL:
             slab.arena.place(keys)
@@ -44,11 +55,17 @@ def finish_request(
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):
             slab.below.used(slab, keys, repeated)
+    return shares
 
 
 def told_misses(account: Account, header: Mapping[str, Any]) -> None:
     """What became of blocks that were promised, and of a request that the client has answered itself, by the heads
-    that it was told."""
+    that it was told. What was looked up is what the engine lacked of the prompt: each block of it was loaded or is a
+    miss for one reason."""
+    if (asked := int(header["asked"])) >= 0:
+        lacking = max(0, int(header["prompt"]) - asked)
+        account.count("looked_up_blocks", lacking)
+        account.count("loaded_blocks", min(max(0, int(header["loaded"])), lacking))
     account.miss("no_room", int(header.get("without_room", 0)))
     account.miss("evicted", int(header.get("lost", 0)))
     account.miss("deadline", int(header.get("late", 0)))

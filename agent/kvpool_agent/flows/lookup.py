@@ -33,7 +33,7 @@ from kvpool_agent.flows.request import (
     reach_of_full_attention,
 )
 from kvpool_agent.policy.admission import NEVER
-from kvpool_agent.policy.boundary import longest, wanted
+from kvpool_agent.policy.boundary import first_lacking, longest, wanted
 from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
 from kvpool_client.groups import FULL
@@ -51,8 +51,9 @@ OWN_FAULTS = ("no_room", "just_restarted")  # with any source it would be the sa
 LOADING_OFF, TOO_SLOW = "loading_off", "too_slow"
 
 NO_LEASE = 0
-# (hits, lease): for each group the indexes of the blocks that lie ready, kept by the lease
-Answer = Callable[[Sequence[Sequence[int]], int], None]
+# (hits, lease, tried): for each group the indexes of the blocks that lie ready, kept by the lease; whether some were to
+# be brought
+Answer = Callable[[Sequence[Sequence[int]], int, bool], None]
 
 
 class LookupFlow:
@@ -85,7 +86,7 @@ class LookupFlow:
         reason = "paused" if self.paused else "" if self._places.acquire(blocking=False) else "busy"
         if reason:
             self._miss(request, reason, request.beyond(0))
-            answer([()] * len(request.blocks), NO_LEASE)
+            answer([()] * len(request.blocks), NO_LEASE, False)
             return
         deadline = time.monotonic() + self.load_seconds
         self._pool.submit(self._run, slab, request, deadline, answer)
@@ -99,24 +100,29 @@ class LookupFlow:
 
     def _run(self, slab: Slab, request: Request, deadline: float, answer: Answer) -> None:
         hits: Sequence[Sequence[int]] = [()] * len(request.blocks)
-        lease = NO_LEASE
+        lease, tried = NO_LEASE, False
         try:
-            hits, lease = self.plan(slab, request, deadline)
+            hits, lease, tried = self._plan(slab, request, deadline)
         except Exception:
             log.exception("plan failed")
             self._miss(request, "unknown", request.beyond(0))
         finally:
             self._places.release()
-            answer(hits, lease)
+            answer(hits, lease, tried)
 
     def plan(self, slab: Slab, request: Request, deadline: float) -> tuple[list[list[int]], int]:
+        """As `submit` answers, on this thread."""
+        hits, lease, _ = self._plan(slab, request, deadline)
+        return hits, lease
+
+    def _plan(self, slab: Slab, request: Request, deadline: float) -> tuple[list[list[int]], int, bool]:
         """For each group the blocks that lie ready in the arena and that the engine lacks for the longest boundary, and
         the lease that keeps them there; counts the misses of the rest."""
         self._account.count("plans")
         obstacle = LOADING_OFF if self.admission.loading.mode == NEVER else self._obstacle(deadline)
         if obstacle:
             self._miss(request, obstacle, request.beyond(0))
-            return [[] for _ in request.blocks], NO_LEASE
+            return [[] for _ in request.blocks], NO_LEASE, False
         end = min(blocks.tokens for blocks in request.blocks)
         if request.others:
             self._from_other_epoch(slab, request, end, deadline)
@@ -150,7 +156,7 @@ class LookupFlow:
         self._miss(request, "no_room", at(planned) - at(possible))
         self._miss(request, "window_missing", at(possible) - at(max(reach, possible)))
         self._miss(request, rest_reason or "evicted", at(max(reach, possible)))
-        return hits, lease
+        return hits, lease, admitted.boundary > first_lacking(request.blocks)
 
     def _from_other_epoch(self, slab: Slab, request: Request, end: int, deadline: float) -> None:
         """What lies anywhere under the names of another epoch of the key lies here under those of now afterwards."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvpool_contract.status import Costs, Quantiles
+from kvpool_contract.status import AgentStatus, Costs, Quantiles
 
 QUANTILES = (("0.05", "p05"), ("0.5", "p50"), ("0.95", "p95"))
 
@@ -45,6 +45,39 @@ def families(costs: Costs) -> Iterator[Metric]:
         _add(rates, [name], path.rate)
         moved.add_metric([name], path.moved)
     yield from (seconds, rates, moved)
+
+
+def of_benefit(status: AgentStatus) -> Iterator[Metric]:
+    """What sharing saves and costs, and how long requests waited for their first token by what they were."""
+    benefit = status.benefit
+    terms = GaugeMetricFamily(
+        "kvpool_benefit_seconds",
+        "What sharing has saved and cost lately, term by term; waiting (of requests) and gpu (of the engine) are what "
+        "is left, below 0 where it cost more than it saved",
+        labels=["term"],
+    )
+    for term in ("waiting", "gpu", "saved", "loading", "waited", "stalled", "written", "displaced"):
+        terms.add_metric([term], getattr(benefit, term))
+    yield terms
+    slows = GaugeMetricFamily(
+        "kvpool_decode_slowed_ratio", "Part of their time that decoding steps lose beside it", labels=["beside"]
+    )
+    slows.add_metric(["load"], benefit.load_slows)
+    slows.add_metric(["store"], benefit.store_slows)
+    yield slows
+    seconds = GaugeMetricFamily(
+        "kvpool_first_token_seconds",
+        "Seconds from a request's arrival at the engine to its first token lately, by what it was",
+        labels=["cache_namespace", "kind", "quantile"],
+    )
+    served = CounterMetricFamily(
+        "kvpool_served_requests", "Requests whose first token was measured", labels=["cache_namespace", "kind"]
+    )
+    for name, kinds in sorted(status.first_token.items()):
+        for kind, quantiles in kinds.items():
+            _add(seconds, [name, kind], quantiles)
+            served.add_metric([name, kind], quantiles.count)
+    yield from (seconds, served)
 
 
 def _add(family: GaugeMetricFamily, labels: list[str], quantiles: Quantiles) -> None:

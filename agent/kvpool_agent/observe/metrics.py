@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvpool_agent.observe.costs import families
+from kvpool_agent.observe.costs import families, of_benefit
 from kvpool_agent.policy import validity
 from kvpool_contract.status import AgentStatus, Capacity, Disk, Transport
 
@@ -55,6 +55,7 @@ class StatusCollector:
         yield from _disk(status.disk)
         yield from families(status.costs)
         yield from _transport(status.transport)
+        yield from of_benefit(status)
         hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
         hits.add_metric(["computed"], status.hits.computed_blocks)
         hits.add_metric(["local"], status.hits.local_blocks)

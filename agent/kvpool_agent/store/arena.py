@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpool_agent.policy.eviction import policy_of
+from kvpool_agent.store.displaced import Displaced
 from kvpool_agent.store.feed import Change
 from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.index import Block, Index
@@ -67,6 +68,7 @@ class Arena:
         self.eviction = eviction
         self.spill: Spill | None = None
         self.evicted = 0  # blocks
+        self.displaced = Displaced()
         self._lock = threading.Lock()
         self._table = table
         self._writable_at = writable_at
@@ -194,17 +196,17 @@ class Arena:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def reserve(self, count: int, now: float, may_go: MayGo | None = None) -> list[int]:
+    def reserve(self, count: int, now: float, may_go: MayGo | None = None, *, copies: bool = False) -> list[int]:
         """Up to `count` slots to write into, by evicting what may be; fewer when everything is leased or in use as
         a parent of what is, or `may_go` keeps it; none before the arena is `writable`. Neighbours
-        where there is room."""
+        where there is room. copies: of other members' blocks are to come."""
         with self._lock:
             if not self.writable(now):
                 return []
             self._leases.expire(now)
             count = min(count, self.capacity)
             for _ in range(count + SHRINK_BLOCKS):
-                if self._room() >= count or not self._evict_one(may_go):
+                if self._room() >= count or not self._evict_one(may_go, copies=copies):
                     break
             return self._free.take(min(count, max(0, self._room())))
 
@@ -232,6 +234,11 @@ class Arena:
             if block is not None:
                 self._forget(block)
                 self._vacate(block)
+
+    def computed_again(self, keys: Iterable[bytes]) -> int:
+        """How many of these, which were just computed, had lain here and made room for copies of others' blocks."""
+        with self._lock:
+            return self.displaced.take(keys)
 
     # -- the directory's view ------------------------------------------------------------------------
 
@@ -297,7 +304,7 @@ class Arena:
             self._settle(block)
             self._index.orphans.lease_ended(block.key)
 
-    def _evict_one(self, may_go: MayGo | None) -> bool:
+    def _evict_one(self, may_go: MayGo | None, *, copies: bool) -> bool:
         """Takes one block out; its slot is free then, unless it is spilled. False when there is none to take."""
         blocks = self._index.blocks
         orphan = self._index.orphans.next(lambda key: blocks[key].leases > 0)
@@ -307,6 +314,8 @@ class Arena:
         block = blocks[key]
         self._forget(block, reachable=orphan is None, evicted=orphan is None)
         self.evicted += 1
+        if copies and not block.foreign and orphan is None:
+            self.displaced.note(key)
         spills = orphan is None and not block.foreign and self.spill is not None and self.spill(_held(block))
         if not spills:
             self._vacate(block)

@@ -6,6 +6,7 @@ moments of scheduling say nothing of how long a step took: a first token is one 
 Only requests between their first step and that are looked at, a few at any time.
 """
 
+import collections
 import logging
 import time
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from kvpool_client.timing import Timings
 
 log = logging.getLogger("kvpool.client")
+
+STEPS_UNDER_WAY = 4  # at most: an engine puts one or two together before it has the results of the last
 
 
 class Prefills:
@@ -22,6 +25,9 @@ class Prefills:
         self._timings: Timings | None = timings
         self._waiting: dict[str, Any] = {}  # requests, by their names there
         self._computing: dict[str, Any] = {}
+        self._steps: collections.deque[tuple[float, int, str]] = collections.deque(maxlen=STEPS_UNDER_WAY)
+        self._unsure = 0  # steps whose results can't be told from those of others
+        self._last_results = 0.0
 
     def new(self, request: Any) -> None:
         """A request has come."""
@@ -31,10 +37,11 @@ class Prefills:
     def scheduled(self, step: Any) -> None:
         """A step was put together."""
         timings = self._timings
-        if timings is None or not (step.scheduled_new_reqs or step.finished_req_ids):
+        if timings is None:
             return
         try:
             now = time.monotonic()
+            self._begins(step, now, timings.beside())
             for new in step.scheduled_new_reqs:
                 request = self._waiting.pop(new.req_id, None)
                 if request is not None:
@@ -49,10 +56,11 @@ class Prefills:
     def results(self) -> None:
         """The results of a step are in."""
         timings = self._timings
-        if timings is None or not self._computing:
+        if timings is None:
             return
         try:
             now = time.monotonic()
+            self._ended(timings, now)
             for name, request in list(self._computing.items()):
                 if request.num_preemptions:
                     timings.drop(name)
@@ -63,6 +71,26 @@ class Prefills:
                 del self._computing[name]
         except Exception:  # noqa: BLE001 - see the class's docstring
             self._give_up()
+
+    def _begins(self, step: Any, now: float, beside: str) -> None:
+        requests = len(step.num_scheduled_tokens)
+        if not requests:  # the engine may or may not tell of its results
+            self._steps.clear()
+            self._unsure = STEPS_UNDER_WAY
+            return
+        decodes = step.total_num_scheduled_tokens == requests and not step.scheduled_new_reqs
+        self._steps.append((now, requests if decodes else 0, beside))
+
+    def _ended(self, timings: Timings, now: float) -> None:
+        """A step is over. One that was put together before the last one was over began when that was."""
+        last, self._last_results = self._last_results, now
+        if not self._steps:
+            return
+        began, requests, beside = self._steps.popleft()
+        if self._unsure:
+            self._unsure -= 1
+        elif requests:
+            timings.decoded(requests, beside or timings.beside(), now - max(began, last))
 
     def _give_up(self) -> None:
         log.exception("kvpool: what requests cost can't be seen in this engine")

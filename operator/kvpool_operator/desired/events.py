@@ -24,6 +24,7 @@ _TOLD = {  # conditions whose changes are told, and the reasons that are nothing
     "AgentsUpdated": ("NoMembers", "Updating", "WaitingForMembers"),
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),
+    "Beneficial": (),
 }
 
 assert MAX_MESSAGE_OF_AN_EVENT <= MAX_MESSAGE
@@ -77,7 +78,8 @@ def pool_events(
         good = new["status"] == "True"
         changed = (old.get("status"), old.get("reason")) != (new["status"], new["reason"])
         # what holds from the start is nothing to tell, nor that certificates come as they should
-        expected = {"ConfigValid": (None,), "CertificatesReady": (None, "NoMembers", "NoAgentAnswers")}
+        expected = {"ConfigValid": (None,), "CertificatesReady": (None, "NoMembers", "NoAgentAnswers"),
+                    "Beneficial": (None,)}  # fmt: skip
         accepted_at_first = good and old.get("reason") in expected.get(kind, ())
         if changed and new["reason"] not in silent and not accepted_at_first:
             reason = kind if good else f"Config{new['reason']}" if kind == "ConfigValid" else new["reason"]

@@ -16,6 +16,7 @@ import msgspec
 from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus, ConfigInForce
+from kvpool_operator.desired.benefit import beneficial
 from kvpool_operator.desired.objects import pool_field
 from kvpool_operator.desired.status_fields import (
     MAX_FORMATS,
@@ -137,6 +138,8 @@ def pool_status(
         told["TransportReady"] = transport
     if observed.update is not None:
         told["AgentsUpdated"] = observed.update
+    if (benefit := beneficial([m.status for m in members if m.status is not None])) is not None:
+        told["Beneficial"] = benefit
     status = PoolStatus(
         observed_generation=generation,
         phase=phase,

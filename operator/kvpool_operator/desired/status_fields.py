@@ -14,6 +14,7 @@ ConditionType = Literal[
     "TransportReady",
     "AgentsReady",
     "AgentsUpdated",
+    "Beneficial",
     "CacheWarm",
     "Ready",
 ]
@@ -97,8 +98,9 @@ class PoolStatus(_Part, frozen=True):
             "certificate, and all bytes between members are encrypted, but for those of RDMA where it is allowed. "
             "TransportReady, with the type RDMA: every agent that answers has an RDMA device in use. "
             "AgentsReady: every member's agent answers, is ready and reaches the others. "
+            "Beneficial, once requests have loaded: sharing saves more time than it costs, as measured. "
             "AgentsUpdated, with the strategy InPlace: every agent runs the pool's "
             "image. CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
-            max_length=8,
+            max_length=16,
         ),
     ] = []
