@@ -113,11 +113,11 @@ def of_extras(name: str, *extras: str) -> Path:
 
 
 def dev() -> Path:
-    return of_extras("dev", "agent", "operator", "cli", "dev")
+    return of_extras("dev", "agent", "operator", "cli", "tokenizer", "dev")
 
 
 def fuzz() -> Path:
-    return of_extras("fuzz", "agent", "operator", "cli", "dev", "fuzz")
+    return of_extras("fuzz", "agent", "operator", "cli", "tokenizer", "dev", "fuzz")
 
 
 def release() -> Path:

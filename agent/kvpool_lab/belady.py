@@ -7,7 +7,7 @@ the others are measured against.
 import heapq
 from collections.abc import Sequence
 
-from kvpool_lab.traces import Request
+from kvpool_lab.recorded import Request
 
 NEVER = 2**62
 

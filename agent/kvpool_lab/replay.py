@@ -6,13 +6,13 @@ One more is S3-FIFO as others replay it. A request's hit is the leading run of b
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvpool_agent.policy.eviction import policy_of
 from kvpool_agent.policy.keycache import KeyCache
 from kvpool_lab.blockwise import BlockwiseS3Fifo
-from kvpool_lab.traces import Request
+from kvpool_lab.recorded import Request
 
 S3FIFO_BLOCKWISE = "S3FIFO-blockwise"  # no policy of an arena, see kvpool_lab.blockwise
 
@@ -43,7 +43,7 @@ class Replayed:
 def replay(requests: Iterable[Request], wanted: Iterable[tuple[str, int]], warm_up: int = 0) -> Replayed:
     """One pass for all (policy, capacity in blocks). warm_up: requests that are replayed and not counted."""
     began = time.monotonic()
-    caches = [(Outcome(policy, capacity), _cache(policy, capacity)) for policy, capacity in wanted]
+    caches = [(Outcome(policy, capacity), cache_of(policy, capacity)) for policy, capacity in wanted]
     seen: set[int] = set()
     found = Replayed()
     for number, request in enumerate(requests):
@@ -63,7 +63,8 @@ def replay(requests: Iterable[Request], wanted: Iterable[tuple[str, int]], warm_
     return found
 
 
-def _cache(policy: str, capacity: int) -> KeyCache[int] | BlockwiseS3Fifo[int]:
+def cache_of(policy: str, capacity: int) -> KeyCache[int] | BlockwiseS3Fifo[int]:
+    """capacity in blocks."""
     return BlockwiseS3Fifo(capacity) if policy == S3FIFO_BLOCKWISE else KeyCache(capacity, policy_of(policy))
 
 
@@ -71,12 +72,3 @@ def _known(request: Request, seen: set[int]) -> int:
     run = next((i for i, block in enumerate(request.blocks) if block not in seen), len(request.blocks))
     seen.update(request.blocks[run:])
     return run
-
-
-def distinct_blocks(requests: Iterable[Request], told: Callable[[int], None] = lambda _requests: None) -> int:
-    """How many blocks a trace has."""
-    seen: set[int] = set()
-    for number, request in enumerate(requests, 1):
-        seen.update(request.blocks)
-        told(number)
-    return len(seen)

@@ -11,24 +11,19 @@ from pathlib import Path
 
 import click
 
-from kvpool_cli import injection, inspection, manifests, members, plan, report
+from kvpool_cli import injection, inspection, manifests, members, report
+from kvpool_cli.errors import EXIT_PROBLEM, EXIT_SKIPPED, InputError
 from kvpool_cli.manifests import ManifestError
+from kvpool_cli.plan_command import plan_command
 from kvpool_contract.reasons import explain
 from kvpool_operator.desired.pool import PoolError
 from kvpool_operator.desired.quantity import QuantityError
 from kvpool_operator.inject import Settings
 
-EXIT_INPUT, EXIT_SKIPPED, EXIT_PROBLEM = 2, 3, 4
 NEEDS_OPERATOR = (
     "pool {}: its members prove who they are by certificates, so their configuration comes from the operator: apply "
     "the pool, too. Without the operator set spec.transport.tls.mode: Disabled."
 )
-
-
-class InputError(click.ClickException):
-    """One sentence on stderr."""
-
-    exit_code = EXIT_INPUT
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -133,55 +128,7 @@ def status(pool: str, namespace: str, members_file: str, output: str, kubeconfig
     click.echo(report.as_json(answers) if output == "json" else report.as_table(answers), nl=False)
 
 
-@main.command("plan")
-@click.option("--trace", "trace", required=True, type=click.Path(path_type=Path), help="Recorded requests (see above).")
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    type=click.Choice(plan.CHOICES),
-    help="Eviction policy (default: each that a pool can have). S3FIFO-blockwise is the published algorithm, block by "
-    "block, as no arena can run it.",
-)
-@click.option(
-    "--capacity",
-    "capacities",
-    multiple=True,
-    required=True,
-    help="Arena of a pool: bytes such as 64Gi, or percent of the trace's distinct blocks such as 5%. May be repeated.",
-)
-@click.option("--bytes-per-token", default=131072, show_default=True, type=click.IntRange(1), help="Of the model's KV.")
-@click.option(
-    "--block-tokens", default=512, show_default=True, type=click.IntRange(1), help="Where the trace does not say."
-)
-@click.option(
-    "--warm-up-percent",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 99),
-    help="Requests that fill the arena and are not counted.",
-)
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def plan_command(
-    trace: Path,
-    policies: tuple[str, ...],
-    capacities: tuple[str, ...],
-    bytes_per_token: int,
-    block_tokens: int,
-    warm_up_percent: int,
-    output: str,
-) -> None:
-    """Say what share of a trace's prompt tokens arenas of some sizes would have held, under each eviction policy.
-
-    The trace is a file of Mooncake's format, a request a line with `input_length` and `hash_ids`, or of WEKA's Claude
-    Code sessions, plain, .gz or .xz. It goes through the code by which agents evict.
-    """
-    wanted = plan.Wanted(trace, policies or plan.POLICIES, capacities, bytes_per_token, block_tokens, warm_up_percent)
-    try:
-        planned = plan.plan(wanted)
-    except plan.PlanError as error:
-        raise InputError(str(error)) from None
-    click.echo(plan.as_json(planned) if output == "json" else plan.as_text(planned), nl=False)
+main.add_command(plan_command)
 
 
 def _read(filename: str) -> str:

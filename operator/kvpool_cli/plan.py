@@ -1,29 +1,33 @@
-"""`kvpool plan`: what share of a recorded trace's prompt tokens an arena of some size would have held, by policy.
+"""`kvpool plan`: what sharing would do for recorded traffic on given hardware, and which pool to apply.
 
-The trace goes through the policies' own code (kvpool_lab.replay), once for all sizes and policies.
+Everything is found by the agents' own policies on a sample of the trace's blocks (kvpool_lab.planner).
 """
 
-import io
-import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from kvpool_contract.config import DEFAULT_EVICTION, GDSF, LRU, S3FIFO
+from kvpool_lab.costs import Costs
+from kvpool_lab.fleet import Hardware
+from kvpool_lab.newcomers import POPULARITY, RECENCY, Gains, Newcomers, Warmed
+from kvpool_lab.planner import Curve, Routed, census, curve, fleets
+from kvpool_lab.recorded import Request, TraceError
+from kvpool_lab.replay import S3FIFO_BLOCKWISE
+from kvpool_lab.sample import FOLLOWED_BLOCKS, Census, Sample
+from kvpool_lab.traces import read
+from kvpool_lab.verdict import Verdict, judge
+from kvpool_operator.desired.quantity import QuantityError, parse_quantity
 
-from kvpool_lab.replay import S3FIFO_BLOCKWISE, Replayed, distinct_blocks, replay
-from kvpool_lab.traces import TraceError, read
-from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
-
-POLICIES = ("GDSF", "LRU", "S3FIFO")  # that a pool can have
+POLICIES = (GDSF, LRU, S3FIFO)  # that a pool can have
 CHOICES = (*POLICIES, S3FIFO_BLOCKWISE)
+CAPACITIES = ("1%", "2%", "5%", "10%", "20%", "50%")
 TOLD_EVERY_SECONDS = 5.0
-WIDTH = 120
+BETTER = 0.005  # by so much of the tokens another policy than the default one has to be
+SMALLEST_HOT_SET = 2**26
 
 
 class PlanError(ValueError):
@@ -32,24 +36,55 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """`capacities`: quantities of bytes (8Gi), or percent of the trace's distinct blocks (5%)."""
+    """`capacities`: quantities of bytes (8Gi), or percent of the trace's distinct blocks (5%), of all replicas
+    together; `engine_cache`, `arena`: of each replica, arena empty: what the effective capacity asks for. `routings`:
+    the one in use first. `costs`: None where they are not known."""
 
     trace: Path
-    policies: Sequence[str]
-    capacities: Sequence[str]
-    bytes_per_token: int
-    block_tokens: int
-    warm_up_percent: int
+    policies: Sequence[str] = POLICIES
+    capacities: Sequence[str] = CAPACITIES
+    bytes_per_token: int = 131072
+    block_tokens: int = 512
+    warm_up_percent: int = 0
+    replicas: int = 4
+    routings: Sequence[str] = ()
+    engine_cache: str = "0"
+    arena: str = ""
+    costs: Costs | None = None
+    newcomers: int = 1
+    join_seconds: float = 60.0
+    follow: int = FOLLOWED_BLOCKS
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The capacities as they were written, each with its blocks; and what the replay found."""
+    """The capacities as they were written, each with its blocks; and what was found. `policy`: the one to choose."""
 
     wanted: Wanted
+    held: Census
+    sample: Sample
     block_bytes: int
     capacities: Sequence[tuple[str, int]]
-    found: Replayed
+    curve: Curve
+    gains: Gains
+    policy: str
+    effective: int | None
+    arena_blocks: int
+    routed: Sequence[Routed]
+    verdicts: Sequence[Verdict] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """That were counted; 0 where the trace has no times."""
+        return self.held.seconds * (100 - self.wanted.warm_up_percent) / 100
+
+    @property
+    def hot_set(self) -> Warmed | None:
+        """The smallest that has half of a full warm-up's gain, ranked as serves better; None where none that fits an
+        arena does."""
+        found = [each for ranking in (POPULARITY, RECENCY) if (each := self.gains.smallest(ranking)) is not None]
+        best = min(found, key=lambda each: (each.blocks, -self.gains.hit(each)), default=None)
+        return best if best is not None and (best.blocks or 0) <= self.arena_blocks else None
 
 
 class _Told:
@@ -66,96 +101,79 @@ class _Told:
 
 def plan(wanted: Wanted) -> Planned:
     """Raises PlanError."""
+
+    def opened(what: str) -> Iterable[Request]:
+        return read(wanted.trace, wanted.block_tokens, _Told(what))
+
     try:
-        first = next(iter(read(wanted.trace, wanted.block_tokens)))
-        block_bytes = first.block_tokens * wanted.bytes_per_token
-        distinct = requests = 0
-        if wanted.warm_up_percent or any(each.endswith("%") for each in wanted.capacities):
-            distinct, requests = _counted(wanted)
-        capacities = [(each, _blocks(each, distinct, block_bytes)) for each in wanted.capacities]
-        pairs = [(policy, blocks) for _, blocks in capacities for policy in wanted.policies]
-        trace = read(wanted.trace, wanted.block_tokens, _Told("replayed"))
-        found = replay(trace, pairs, requests * wanted.warm_up_percent // 100)
+        return _plan(wanted, opened)
     except TraceError as error:
         raise PlanError(str(error)) from None
-    return Planned(wanted, block_bytes, capacities, found)
 
 
-def _counted(wanted: Wanted) -> tuple[int, int]:
-    """Distinct blocks and requests of the trace."""
-    count = 0
+def _plan(wanted: Wanted, opened: Callable[[str], Iterable[Request]]) -> Planned:
+    held = census(opened, wanted.follow)
+    sample, block_bytes = held.sample(), held.block_tokens * wanted.bytes_per_token
+    capacities = [(each, _blocks(each, sample.distinct, block_bytes)) for each in wanted.capacities]
+    warm_up = held.requests * wanted.warm_up_percent // 100
+    pairs = [(policy, blocks) for _, blocks in capacities for policy in wanted.policies]
+    newcomers = Newcomers(sample, held.requests, wanted.replicas, _hot_sets(sample, block_bytes))
+    found = curve(opened, sample, pairs, warm_up, newcomers)
+    policy = _best(found, wanted.policies)
+    effective = found.effective(policy)
+    arena_blocks = (
+        _blocks(wanted.arena, sample.distinct, block_bytes, "--arena")
+        if wanted.arena
+        else max(1, -(-(effective or max(blocks for _, blocks in capacities)) // wanted.replicas))
+    )
+    engine_blocks = _bytes(wanted.engine_cache, "--engine-cache") // block_bytes
+    hardware = Hardware(wanted.replicas, engine_blocks, arena_blocks, policy, wanted.costs)
+    routed = fleets(opened, sample, hardware, wanted.routings, warm_up, held.began) if wanted.routings else []
+    planned = Planned(
+        wanted, held, sample, block_bytes, capacities, found, newcomers.gains, policy, effective, arena_blocks, routed
+    )
+    if wanted.costs is None or not routed:
+        return planned
+    kinds = sorted(routed[0].sharing.kinds)
+    return replace(planned, verdicts=[judge(kind, routed, wanted.costs, planned.seconds) for kind in kinds])
 
-    def counted(requests: int) -> None:
-        nonlocal count
-        count = requests
 
-    return distinct_blocks(read(wanted.trace, wanted.block_tokens, _Told("counted")), counted), count
+def _best(found: Curve, policies: Sequence[str]) -> str:
+    """The default policy, unless another one that was asked about and that a pool can have is better at the capacities
+    together."""
+    mean = {
+        policy: sum(hits) / len(hits)
+        for policy in policies
+        if policy in POLICIES and (hits := [found.hit(p.missed) for p in found.points if p.policy == policy])
+    }
+    best = max(mean, key=mean.__getitem__, default=DEFAULT_EVICTION)
+    return best if mean.get(best, 0.0) > mean.get(DEFAULT_EVICTION, 0.0) + BETTER else DEFAULT_EVICTION
 
 
-def _blocks(capacity: str, distinct: int, block_bytes: int) -> int:
-    try:
-        if capacity.endswith("%"):
+def _hot_sets(sample: Sample, block_bytes: int) -> list[int]:
+    """Sizes in blocks: doubling, from 64 MiB or a hundredth of what the trace has up to all of it."""
+    sizes, size = [], max(1, min(SMALLEST_HOT_SET // block_bytes, sample.distinct // 100))
+    while size < 2 * max(1, sample.distinct):
+        sizes.append(size)
+        size *= 2
+    return sizes
+
+
+def _blocks(capacity: str, distinct: int, block_bytes: int, option: str = "--capacity") -> int:
+    if capacity.endswith("%"):
+        try:
             blocks = round(distinct * Fraction(capacity[:-1]) / 100)
-        else:
-            blocks = parse_quantity(capacity) // block_bytes
-    except (ValueError, ZeroDivisionError) as error:
-        fix = error if isinstance(error, QuantityError) else "write percent of the distinct blocks, such as 5%"
-        raise PlanError(f"--capacity {capacity}: {fix}") from None
+        except (ValueError, ZeroDivisionError):
+            raise PlanError(f"{option} {capacity}: write percent of the distinct blocks, such as 5%") from None
+    else:
+        blocks = _bytes(capacity, option) // block_bytes
     if blocks < 1:
-        raise PlanError(f"--capacity {capacity}: it has no room for one block of {block_bytes} bytes; raise it")
+        raise PlanError(f"{option} {capacity}: it has no room for one block of {block_bytes} bytes; raise it")
     return blocks
 
 
-def as_json(planned: Planned) -> str:
-    found, rows = planned.found, []
-    for capacity, blocks in planned.capacities:
-        hits = {each.policy: each for each in found.outcomes if each.capacity == blocks}
-        rows.append(
-            {
-                "capacity": capacity,
-                "blocks": blocks,
-                "bytes": blocks * planned.block_bytes,
-                "tokenHitRate": {name: _rate(each.hit_tokens, found) for name, each in hits.items()},
-                "evictedBlocks": {name: each.evicted for name, each in hits.items()},
-            }
-        )
-    document: dict[str, Any] = {
-        "trace": str(planned.wanted.trace),
-        "requests": found.requests,
-        "tokens": found.tokens,
-        "blockRefs": found.block_refs,
-        "distinctBlocks": found.blocks,
-        "blockBytes": planned.block_bytes,
-        "idealTokenHitRate": _rate(found.ideal_tokens, found),
-        "capacities": rows,
-    }
-    return json.dumps(document, indent=2) + "\n"
-
-
-def as_text(planned: Planned) -> str:
-    found = planned.found
-    table = Table(box=None, pad_edge=False, header_style="")
-    for title in ("CAPACITY", "BYTES", "BLOCKS", *planned.wanted.policies, "OF IDEAL"):
-        table.add_column(title, no_wrap=True, justify="left" if title == "CAPACITY" else "right")
-    for capacity, blocks in planned.capacities:
-        rates = [_rate(each.hit_tokens, found) for each in found.outcomes if each.capacity == blocks]
-        ideal = _rate(found.ideal_tokens, found)
-        best = f"{100 * max(rates) / ideal:.0f}%" if ideal else "-"
-        bytes_ = format_quantity(blocks * planned.block_bytes)
-        table.add_row(capacity, bytes_, str(blocks), *(f"{100 * rate:.1f}%" for rate in rates), best)
-    text = io.StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(table)
-    return "\n".join(
-        [
-            f"{found.requests} requests, {found.tokens} prompt tokens in {found.block_refs} blocks, {found.blocks} of "
-            f"them distinct",
-            f"token hit rate without any bound: {100 * _rate(found.ideal_tokens, found):.1f}%; by capacity and policy:",
-            "",
-            *(line.rstrip() for line in text.getvalue().splitlines()),
-            "",
-        ]
-    )
-
-
-def _rate(tokens: int, found: Replayed) -> float:
-    return round(tokens / found.tokens, 4) if found.tokens else 0.0
+def _bytes(quantity: str, option: str) -> int:
+    try:
+        return parse_quantity(quantity)
+    except QuantityError as error:
+        raise PlanError(f"{option} {quantity}: {error}") from None

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 
 from kvpool_cli.main import main
 from kvpool_lab.belady import belady_tokens
+from kvpool_lab.recorded import Request, TraceError
 from kvpool_lab.replay import replay
-from kvpool_lab.traces import SESSION_IDS, Request, TraceError, read
+from kvpool_lab.sessions import SESSION_IDS
+from kvpool_lab.traces import read
 
 MOONCAKE = [
     {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]},
@@ -49,7 +51,11 @@ def written(path: Path, lines: list[Any], opened: Callable[..., Any] = open) -> 
 def test_requests_of_mooncake(tmp_path: Path, name: str, opened: Callable[..., Any]) -> None:
     told: list[float] = []
     found = list(read(written(tmp_path / name, MOONCAKE, opened), 512, told.append))
-    assert found == [Request(1100, [1, 2, 3], 512), Request(1024, [1, 4], 512), Request(1100, [1, 2, 3], 512)]
+    assert found == [
+        Request(1100, [1, 2, 3], 512, 0.0),
+        Request(1024, [1, 4], 512, 0.001),
+        Request(1100, [1, 2, 3], 512, 0.002),
+    ]
     assert [found[0].tokens_of(n) for n in range(4)] == [0, 512, 1024, 1100]
     assert told[-1] == 1.0
 
@@ -64,10 +70,43 @@ def test_sessions_are_decoded_from_their_differences_and_share_their_prompt_alon
     assert own == sorted([[a + 12, a + 13], [a + 12, a + 30, a + 31], [b + 12], [b + 50, b + 60]])
 
 
+def test_requests_of_ragpulse_share_up_to_the_first_part_that_differs(tmp_path: Path) -> None:
+    parts = {"sys_prompt": 64, "passage": 100, "history": 10, "web_search": 5, "user_input": 20}
+    for number, (name, tokens) in enumerate(parts.items(), 1):
+        number = {"web_search": 5, "user_input": 4}.get(name, number)
+        file = tmp_path / f"{number}_{name}{'s' if name == 'passage' else ''}.jsonl"
+        written(file, [{f"{name}_id": each, "token_length": tokens} for each in (1, 2)])
+    rows = [
+        {
+            "timestamp": str(at),
+            "session_id": "s",
+            "hash_ids": {"sys_prompt": [1], "passages_ids": ids, "history": [], "web_search": [], "user_input": [1]},
+        }
+        for at, ids in ((3, [1, 2]), (4, [1, 1]), (5, [2, 1]))
+    ]
+    first, second, third = read(written(tmp_path / "0_trace.jsonl", rows), 64)
+    assert (first.tokens, len(first.blocks), first.at, first.session) == (284, 5, 3.0, "s")
+    # 64 of the system prompt, then 64 and 36 of the first passage: the third block has some of the second one
+    assert [a == b for a, b in zip(first.blocks, second.blocks, strict=True)] == [True, True, False, False, False]
+    assert [a == b for a, b in zip(first.blocks, third.blocks, strict=True)] == [True, False, False, False, False]
+    (tmp_path / "2_passages.jsonl").unlink()
+    with pytest.raises(TraceError, match=r"2_passages.jsonl is missing; it has the lengths"):
+        list(read(tmp_path / "0_trace.jsonl"))
+
+
+def test_azures_rows_share_nothing(tmp_path: Path) -> None:
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,600,44"]
+    path = written(tmp_path / "a.csv", [*rows, "2023-11-16 18:15:47.6805900,500,1"])
+    assert list(read(path)) == [Request(600, [0, 1], 512, 0.0), Request(500, [2], 512, 1.0)]
+    with pytest.raises(TraceError, match="line 2: it is no row of times and lengths"):
+        list(read(written(path, [rows[0], "yesterday,1,2"])))
+
+
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
         ([], "it holds no request"),
+        ([{**MOONCAKE[0], "timestamp": "now"}], "line 1: timestamp 'now' is no number; write milliseconds"),
         (["{"], "line 1: it is not JSON"),
         (["[1]"], "line 1: it is no JSON object"),
         ([MOONCAKE[0], {"hash_ids": [1]}], "line 2: write input_length, a number, and hash_ids, a list of numbers"),
@@ -126,5 +165,6 @@ def test_the_plan_of_a_trace(tmp_path: Path) -> None:
         "evictedBlocks": {"LRU": 2},
     }
     text = CliRunner().invoke(main, arguments).stdout.splitlines()
-    assert text[0] == "3 requests, 3224 prompt tokens in 8 blocks, 4 of them distinct"
-    assert text[-1].split() == ["75%", "1536", "3", "47.6%", "95%"]
+    assert text[0] == "3 requests, 3224 prompt tokens in 8 blocks, 4 of them distinct; 0 s"
+    (line,) = [line for line in text if line.startswith("75%")]
+    assert line.split() == ["75%", "1536", "3", "47.6%", "95%"]

@@ -5,7 +5,7 @@ in, each block after its parent, room made by the policy from what no held block
 chain. A chain that does not fit is held as far as it goes.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from kvpool_agent.policy.eviction import Policy
@@ -24,6 +24,18 @@ class KeyCache(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._held
+
+    def run(self, chain: Sequence[K]) -> int:
+        """How many of the blocks are held, from the first on without a gap."""
+        return next((place for place, key in enumerate(chain) if key not in self._held), len(chain))
+
+    def touch(self, keys: Iterable[K]) -> None:
+        """Another member has read these blocks, which are held."""
+        for key in keys:
+            self._policy.touch(key)
 
     def request(self, chain: Sequence[K]) -> int:
         """One request's blocks from the beginning of its prompt: how many of them are held, up to the first gap; then

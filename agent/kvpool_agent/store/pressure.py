@@ -1,13 +1,10 @@
-"""Who makes room: two classes of blocks with a budget each, and in each the one that the policy names.
-
-Owned blocks were computed by the engine beside this agent, or taken over from a member that has left; replica copies
-came from other members, which may still hold them. Either class may use what the other leaves free. Under pressure the
-class goes first that has more than its budget; where none has, replica copies go before owned ones. Orphans, which no
-request can reach, go before both. Used under the arena's lock.
+"""Who makes room: two classes of blocks with a budget each (kvpool_agent.policy.classes), and in each the one that the
+policy names. Orphans, which no request can reach, go before both. Used under the arena's lock.
 """
 
 from collections.abc import Callable
 
+from kvpool_agent.policy.classes import owned_first
 from kvpool_agent.policy.eviction import Policy
 from kvpool_agent.store.index import Block
 
@@ -51,8 +48,7 @@ class Pressure:
 
     def next(self, capacity: int) -> bytes | None:
         """The block that goes next, None when all are bound. capacity: slots that may be in use."""
-        budget = capacity * self._owned_percent // 100
-        borrowed = len(self._owned) > budget and len(self._replicas) <= capacity - budget
-        first, second = (self._owned, self._replicas) if borrowed else (self._replicas, self._owned)
+        owned = owned_first(len(self._owned), len(self._replicas), capacity, self._owned_percent)
+        first, second = (self._owned, self._replicas) if owned else (self._replicas, self._owned)
         victim = first.next()
         return victim if victim is not None else second.next()

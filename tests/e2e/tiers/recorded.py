@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpool_lab.traces import Request, read
+from kvpool_lab.recorded import Request
+from kvpool_lab.traces import read
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRACES = Path(os.environ.get("KVPOOL_TRACES") or REPOSITORY.parent / "shared" / "traces")

@@ -56,6 +56,7 @@ def test_the_best_possible_is_what_is_known(name: str, percent: int) -> None:
 
 def test_the_command_tells_the_same_in_text_and_json() -> None:
     arguments = ["plan", "--trace", str(file("synthetic")), "--capacity", "5%", "--capacity", "600G"]
+    arguments += ["--follow", "100000", "--routing", "round-robin"]
     done = CliRunner().invoke(main, [*arguments, "-o", "json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
