@@ -68,7 +68,8 @@ def test_from_four_members_to_two_under_load_the_next_requests_hit_as_before(poo
     if hands_over:
         assert [handed_over(log) for log in logs] == [(PROMPTS * BLOCKS, "none")] * 2
         taken = [node.status().transfers["drain_in"].blocks for node in (a, b)]
-        assert sum(taken) == 2 * PROMPTS * BLOCKS
+        # an arena that is full may lose a block at once, which is then offered to the other one as well
+        assert 2 * PROMPTS * BLOCKS <= sum(taken) <= 2 * PROMPTS * BLOCKS + BLOCKS
         assert before == 1.0
         assert after >= 0.95
     else:

@@ -39,6 +39,7 @@ POOL = {
         "engine": {"blockTokens": BLOCK_TOKENS, "hostPool": {"size": "512Mi"}},
         "tiers": {"memory": {"size": "1Gi"}},
         "readiness": {"targetPercent": 100},
+        "loading": {"mode": "Always"},  # so that what is loaded can be counted
         "agent": {"resources": {"requests": {"cpu": "50m"}}},
     },
 }

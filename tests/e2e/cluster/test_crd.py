@@ -51,6 +51,7 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "readiness": {"targetPercent": 95, "deadlineSeconds": 240, "attachGraceSeconds": 30, "onDeadline": "Degrade"},
         "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10, "maxBytesPerSecond": "0"},
         "drain": {"maxSeconds": 20, "maxBytesPerSecond": "500Mi"},
+        "replication": {"maxBytesPerSecond": "0"},
         "transport": {
             "type": "Auto",
             "rdma": {"resource": "", "devices": [], "allowUnencrypted": False},

@@ -18,7 +18,7 @@ VALUES = (
     (),
     (
         "--set=networkPolicy.enabled=true",
-        "--set=networkPolicy.poolNamespaces={default}",
+        f"--set=networkPolicy.poolNamespaces={{{NAMESPACE}}}",
         "--set=webhook.excludedNamespaces={a,b}",
         "--set=webhook.oldestNode=1.29",
     ),
