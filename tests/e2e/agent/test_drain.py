@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -58,18 +57,19 @@ def test_from_four_members_to_two_under_load_the_next_requests_hit_as_before(poo
     before = rate(nodes)
     a, b, c, d = nodes
     with Load(a, lambda n: hot(0, n % PROMPTS)) as at_a, Load(b, lambda n: hot(1, n % PROMPTS)) as at_b:
-        with ThreadPoolExecutor() as threads:
-            logs = list(threads.map(end, (c, d)))
+        logs = [end(c), end(d)]
         for node in (a, b):
             node.until("they are gone", lambda status: sum(peer.live for peer in status.peers) == 1)
     assert {one.pool for load in (at_a, at_b) for one in load.served} == {BLOCKS}
     after = rate([a, b])
     print(f"hit rate of {4 * PROMPTS} requests with 4 members {before:.3f}, of the next with 2 {after:.3f}")
     if hands_over:
-        assert [handed_over(log) for log in logs] == [(PROMPTS * BLOCKS, "none")] * 2
+        # the second one hands on what it was given by the first one as well
+        given, left = zip(*(handed_over(log) for log in logs), strict=True)
+        assert left == ("none", "none")
+        assert given[0] == PROMPTS * BLOCKS <= given[1]
         taken = [node.status().transfers["drain_in"].blocks for node in (a, b)]
-        # an arena that is full may lose a block at once, which is then offered to the other one as well
-        assert 2 * PROMPTS * BLOCKS <= sum(taken) <= 2 * PROMPTS * BLOCKS + BLOCKS
+        assert sum(taken) == 2 * PROMPTS * BLOCKS
         assert before == 1.0
         assert after >= 0.95
     else:
@@ -113,23 +113,3 @@ def test_who_stops_taking_is_given_no_more_and_the_agent_ends_within_its_time(po
         os.kill(worker, signal.SIGCONT)
     assert blocks == 0
     assert left in (str({reason: BLOCKS}) for reason in ("failed", "no_receiver", "deadline"))
-
-
-def test_while_it_hands_over_a_member_is_seen_to_drain_and_is_loaded_from(pool: AgentPool) -> None:
-    """At four blocks per second, so that it is seen."""
-    a, b = joined(pool, "ab", drain={"maxSeconds": 60, "maxBytesPerSecond": 4 * ROW})
-    for number in range(4):
-        for expected in (Served(computed=BLOCKS), Served(host=BLOCKS)):
-            assert a.engine.serve(hot(0, number)) == expected
-    a.until_blocks(4 * BLOCKS)
-    b.until_sees(a)
-    with ThreadPoolExecutor() as threads:
-        ending = threads.submit(end, a)
-        b.until("it drains", lambda s: [(p.live, p.state) for p in s.peers] == [(True, "Draining")])
-        assert b.engine.serve(hot(0, 3)) == Served(pool=BLOCKS)
-        log = ending.result()
-    handed_over(log)  # on a busy machine an offer may be late, and what is left then is not this test's to say
-    status = b.status()
-    moved = {what: status.transfers[what].blocks for what in ("demand_in", "drain_in") if what in status.transfers}
-    assert status.arena.blocks == sum(moved.values())  # none twice
-    assert BLOCKS < status.arena.blocks <= 4 * BLOCKS
