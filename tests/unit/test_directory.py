@@ -1,5 +1,6 @@
 """Where members are read from, who is alive, and how a chain that several hold is joined."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,6 +207,36 @@ def test_somebody_else_at_an_address_is_told_and_a_connection_has_one_end(
     assert before.welcome is not None and after.welcome is not None
     assert (after.welcome.member, after.welcome.incarnation) == next_one
     assert told == [address]
+
+
+def test_what_an_address_tells_that_was_given_up_meanwhile_brings_nobody_back(
+    members_file: Path, make_view: Callable[..., MemberView]
+) -> None:
+    peer, other = Empty("peer"), Empty("other")
+    with serving(peer) as (_, first), serving(other) as (_, second):
+        asked, answer = threading.Event(), threading.Event()
+
+        class Tells:
+            def renew(self, holder: tuple[str, str]) -> frames.Renewed:
+                asked.set()
+                answer.wait(10)
+                return frames.Renewed(0, [(first, "peer")])
+
+        own = serve.PeerServer("127.0.0.1", 0, Empty("own"), directory=Tells())  # type: ignore[arg-type]
+        own.start()
+        try:
+            members_file.write_text(f"127.0.0.1:{own.port}\n{first}\n")
+            members = make_view()  # it lists itself, as its headless Service does
+            wait_for("live", lambda: first in [m.address for m in members.live(FORMAT)] and asked.is_set(), 10, 0.01)
+            members_file.write_text(f"{second}\n")
+            wait_for("given up", lambda: [m.address for m in members.all()] == [second], 10, 0.01)
+            answer.set()
+            before = other.pings
+            wait_for("pings", lambda: other.pings > before + 5, 10, 0.01)
+            assert ([m.address for m in members.all()], members.learnt) == ([second], 0)
+        finally:
+            answer.set()
+            own.close()
 
 
 def test_settle_waits_for_seeds_that_are_not_there_no_longer_than_their_first_try(

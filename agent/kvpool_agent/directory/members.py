@@ -73,7 +73,7 @@ class _Link(threading.Thread):
         dialer: Dialer,
         own_format: Callable[[], str],
         on_other: Callable[[str], None],
-        on_told: Callable[[Sequence[tuple[str, str]]], None],
+        on_told: Callable[["_Link", Sequence[tuple[str, str]]], None],
         heads: Union,
     ) -> None:
         super().__init__(name="kvpool-member", daemon=True)
@@ -157,7 +157,7 @@ class _Link(threading.Thread):
         if connection.version < frames.DIRECTORY_VERSION:
             return 0
         renewed = self._dialer.renew(connection)
-        self._on_told(renewed.members)
+        self._on_told(self, renewed.members)
         return renewed.lease
 
     def _compare(self, welcome: frames.Welcome) -> None:
@@ -262,9 +262,12 @@ class MemberView:
         """Addresses that are kept because other members have told them."""
         return self._kept_learnt
 
-    def _told(self, members: Sequence[tuple[str, str]]) -> None:
-        """Another member knows these, address and UID: those whom this one does not know are candidates."""
+    def _told(self, by: _Link, members: Sequence[tuple[str, str]]) -> None:
+        """Another member knows these, address and UID: those whom this one does not know are candidates. Nothing is
+        taken of an address that was given up meanwhile: it tells of those who were given up together with it."""
         with self._lock:
+            if self._links.get(by.member.address) is not by:
+                return
             members_now = [link.member for link in self._links.values()]
             known = {m.welcome.member for m in members_now if m.live and m.welcome is not None}
             new = [address for address, uid in members if uid not in known and uid != self._own]
