@@ -2,9 +2,10 @@
 
 Hot is what more than one request has contained: who asks twice asks again. The others are asked how they are, and what
 they hold, when this member is known to leave: of two that leave together one at least sees the other leaving, so no
-block is left to a copy that goes as well. Blocks are offered best first, a batch at a time, and each receiver fetches
-what it wants; one that declines a part of a batch, or does not answer, is offered no more, and what it did not take
-goes to the others. Whatever is left at the end is counted: it is computed anew.
+block is left to a copy that goes as well; one that begins to leave while it takes blocks over answers that it has taken
+none. Blocks are offered best first, a batch at a time, and each receiver fetches what it wants; one that declines a
+part of a batch, or does not answer, is offered no more, and what it did not take goes to the others. Whatever is left
+at the end is counted: it is computed anew.
 """
 
 import logging

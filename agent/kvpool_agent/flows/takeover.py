@@ -1,6 +1,7 @@
 """Taking what another member has offered, since it leaves or alone holds it: fetched within this member's own bounds,
 best first, and nothing that is hotter here makes room for it. What has come from one that leaves is this member's own
-from then on: as a replica copy it would be the first to make room, with no other copy behind it.
+from then on: as a replica copy it would be the first to make room, with no other copy behind it. A member that begins
+to leave while it takes blocks over answers that it has taken none.
 
 How hot a block is only its giver says, and a certificate does not make a member honest: so what one member brings has a
 part of the slots at most, whatever it says.
@@ -56,13 +57,13 @@ class TakeOver:
         held = found.arena.held(keys)
         came = [b for b, was, here in zip(blocks, before, held, strict=True) if here and not was]
         self._end(giver[0], slab, len(part) - len(came))
-        if copy:  # its holder goes on counting
-            return held
-        # whoever counted their requests is gone: they stay as hot as they were, for eviction and for newcomers
-        found.arena.adopt([block.key for block in came])
-        with found.heat_lock:
-            found.heat.inherit([b for b in came if 0 <= b.heat <= MAX_HEAT], time.monotonic())
-        return held
+        if not copy:
+            # whoever counted their requests is gone: they stay as hot as they were, for eviction and for newcomers
+            found.arena.adopt([block.key for block in came])
+            with found.heat_lock:
+                found.heat.inherit([b for b in came if 0 <= b.heat <= MAX_HEAT], time.monotonic())
+        # last: where this member begins to leave after that, it finds these blocks among those that it hands over
+        return held if self._willing(copy) else [False] * len(blocks)
 
     def _begin(self, member: str, slab: bytes, blocks: int, most: int, now: float) -> int:
         """How many of so many blocks the member may bring, which it then does."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from local_member import SLOT, WAIT, LocalMember, bytes_of, chain
@@ -135,6 +136,29 @@ def test_what_a_receiver_that_dies_did_not_take_goes_to_another_one(
     keys = [key for i in range(4) for key in chain(f"c{i}", 10)]
     assert sum(b.slab.arena.held(keys)) == 36
     assert min(holders(keys, a, b)) == 1
+
+
+def test_who_leaves_while_it_takes_blocks_over_has_taken_none_and_they_go_to_another_one(
+    come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaver, a, b = come("leaver"), come("a"), come("b")
+    keys = chain("alone", 20)
+    put(leaver.slab, keys, 3)
+    put(a.slab, keys[:1], 2)  # so the rest is offered to it first
+    sees(leaver, a, b)
+    fetch = a.fetcher.fetch
+
+    def leaves(*args: Any, **more: Any) -> str:
+        reason = fetch(*args, **more)
+        a.ready = False
+        return reason
+
+    monkeypatch.setattr(a.fetcher, "fetch", leaves)
+    assert leave(leaver) == {"drained_blocks": 19}
+    assert holders(keys[1:], a) == holders(keys[1:], b) == [1] * 19
+    # what has come it would hand over itself: but for the first block another one has it now
+    assert leave(a) == {"drained_blocks": 1}
+    assert holders(keys, b) == [1] * 20
 
 
 def test_two_that_leave_together_give_nothing_to_each_other(come: Come) -> None:
