@@ -16,6 +16,14 @@ sys.path.insert(0, str(REPOSITORY / "hack"))
 import pool_schema  # noqa: E402
 import write_docs  # noqa: E402
 
+from kvpool_contract.miss_reasons import MISS_REASONS  # noqa: E402
+
+# words of other tables for which a request may miss as well
+ALSO_MISSES = (
+    "paused", "probe_pending", "probe_mismatch", "groups_unsupported", "state_groups_unsupported", "draft_missing",
+    "not_authorised",
+)  # fmt: skip
+
 
 def test_the_table_of_reasons_is_the_contracts() -> None:
     page = write_docs.OPERATIONS.read_text()
@@ -87,6 +95,14 @@ def test_every_promise_names_a_test_that_exists(name: str) -> None:
         assert sum(f"`{path}::{test}`" in row for row in rows) >= 1, f"{test} stands in no table"
     for path, test in named:
         assert f"def {test}(" in (REPOSITORY / path).read_text(), f"{path} has no {test}"
+
+
+def test_every_reason_of_a_miss_has_a_test_that_provokes_it() -> None:
+    page = (REPOSITORY / "docs" / "guarantees.md").read_text()
+    _, _, part = page.partition("## Misses, reason by reason\n")
+    rows = re.findall(r"^\| `(\w+)` \| `(tests/[\w/]+\.py)::(\w+)`", part.partition("\n## ")[0], re.MULTILINE)
+    words = [word for word, _, _ in rows]
+    assert sorted(words) == sorted([*(reason.word for reason in MISS_REASONS), *ALSO_MISSES])
 
 
 def test_no_link_between_pages_is_dead() -> None:
