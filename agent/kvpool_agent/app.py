@@ -394,4 +394,5 @@ class Agent:
             transport=self._rdma.snapshot(),
             benefit=self._fetcher.costs.benefit(),
             first_token=self._fetcher.costs.outcomes(),
+            reuse=spaces.reuse(self._slabs),
         )

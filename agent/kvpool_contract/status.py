@@ -94,6 +94,17 @@ class Capacity(msgspec.Struct, frozen=True):
     double_hit_blocks: int = 0
 
 
+class Reuse(msgspec.Struct, frozen=True):
+    """How far apart the uses of a cache namespace's blocks lie, in blocks of `block_bytes`. Of the finished requests'
+    `asked_blocks` prompt blocks, `distances[i]` came when more than 2^(i-1) and up to 2^i distinct blocks, itself
+    among them, had been used since the last use; the rest for the first time, or after more than 16 arenas of others.
+    Estimates from a sample for distances of more than 8192 blocks, or beyond the arena's size."""
+
+    block_bytes: int = 0
+    asked_blocks: int = 0
+    distances: list[int] = []
+
+
 class Arena(msgspec.Struct, frozen=True):
     """The arena: its byte limit, bytes of slots in use, blocks held (own and computed elsewhere), evictions, and blocks
     whose parent no member holds."""
@@ -278,7 +289,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     """The whole document. `state` is Starting, Warming, Ready(warm), Ready(degraded) with a `reason`, or Draining while
     a member that leaves hands over what it holds; `attached` says whether an engine session is open; `misses` counts
     blocks by reason. `first_token`: by cache namespace (empty where the pool has none) and by what a request was (cold,
-    local, remote, fallback): seconds from its arrival at the engine to its first token."""
+    local, remote, fallback): seconds from its arrival at the engine to its first token; `reuse`: by cache namespace."""
 
     version: int
     pool: str
@@ -312,6 +323,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     transport: Transport = Transport()
     benefit: Benefit = Benefit()
     first_token: dict[str, dict[str, Quantiles]] = {}
+    reuse: dict[str, Reuse] = {}
 
 
 class StatusError(ValueError):

@@ -2,6 +2,7 @@
 programs."""
 
 import io
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ CLOSED = "closed"
 # why a pool of the type Auto does without RDMA: nothing to tell
 PLAIN = ("rdma_looking", "rdma_no_device", "rdma_no_pyverbs", "rdma_unencrypted")
 NOTABLE_GAIN, LEAST_ASKED = 0.05, 1000
+NOTABLE_REUSE = 0.02  # of the prompt blocks: more within twice the distance
 NOTABLE_ORPHANS = 0.1  # of the blocks that a member holds
 WIDTH = 200
 
@@ -75,7 +77,16 @@ def _row(member: str, status: AgentStatus) -> list[str]:
 def _notes(answer: Answer) -> Iterator[str]:
     """What there is to say of a member besides its row: nothing of one that is as it should be."""
     if answer.status is not None:
-        for parts in (_of_configuration, _of_certificate, _of_probe, _of_arena, _of_disk, _of_transport, _of_benefit):
+        for parts in (
+            _of_configuration,
+            _of_certificate,
+            _of_probe,
+            _of_arena,
+            _of_reuse,
+            _of_disk,
+            _of_transport,
+            _of_benefit,
+        ):
             yield from (f"{answer.member}: {note}" for note in parts(answer.status))
         yield from _of_peers(answer.member, answer.status)
 
@@ -119,6 +130,23 @@ def _of_arena(status: AgentStatus) -> Iterator[str]:
     if seen.double_hit_blocks - seen.hit_blocks > NOTABLE_GAIN * max(seen.asked_blocks, LEAST_ASKED):
         one, two = _percent(seen.hit_blocks, seen.asked_blocks), _percent(seen.double_hit_blocks, seen.asked_blocks)
         yield f"an arena of twice the size would have held {two} of the prompt blocks asked for, one of this size {one}"
+
+
+def _of_reuse(status: AgentStatus) -> Iterator[str]:
+    """Of how many blocks it takes to hold what comes again, as far as it is worth telling."""
+    for name, reuse in status.reuse.items():
+        within = list(itertools.accumulate(reuse.distances))
+        if reuse.asked_blocks < LEAST_ASKED or not within:
+            continue
+        told = [
+            f"{_percent(count, reuse.asked_blocks)} within {_size(reuse.block_bytes << power)}"
+            for power, count in enumerate(within)
+            if count >= NOTABLE_GAIN * reuse.asked_blocks
+            and count - (within[power - 1] if power else 0) >= NOTABLE_REUSE * reuse.asked_blocks
+        ]
+        if told:
+            of = f" in {name}" if name else ""
+            yield f"prompt blocks that come again, by the bytes of blocks used since{of}: {', '.join(told)}"
 
 
 def _of_disk(status: AgentStatus) -> Iterator[str]:

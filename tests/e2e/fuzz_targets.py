@@ -223,7 +223,8 @@ class _Slab:
     below = None
 
     def __init__(self) -> None:
-        self.arena, self.heat, self.ghost = _Arena(), mock.MagicMock(), mock.MagicMock()
+        self.arena, self.heat = _Arena(), mock.MagicMock()
+        self.ghost, self.reuse = mock.MagicMock(), mock.MagicMock()
         self.heat_lock = threading.Lock()
 
     def key(self, engine_key: bytes, hash_bytes: int, name: bytes = b"") -> bytes:

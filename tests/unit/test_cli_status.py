@@ -27,6 +27,7 @@ from kvpool_contract.status import (
     Peer,
     Probe,
     RdmaDevice,
+    Reuse,
     Tls,
     Transfer,
     Transport,
@@ -312,6 +313,14 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
         (
             {"arena": Arena(capacity=Capacity(asked_blocks=2000, hit_blocks=500, double_hit_blocks=800))},
             ["a: an arena of twice the size would have held 40% of the prompt blocks asked for, one of this size 25%"],
+        ),
+        ({"reuse": {"": Reuse(1 << 20, 999, [0, 400])}}, []),
+        (
+            {"reuse": {"acme": Reuse(1 << 20, 1000, [10, 300, 310, 0, 100])}},
+            [
+                "a: prompt blocks that come again, by the bytes of blocks used since in acme: 31% within 2.0 MiB, "
+                "62% within 4.0 MiB, 72% within 16.0 MiB"
+            ],
         ),
         ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
         ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),

@@ -47,6 +47,7 @@ def full(**change: Any) -> AgentStatus:
         ),
         "benefit": contract.Benefit(61, 62, 63, 64, 65, 66, 67, 68, 69, 71, 72),
         "first_token": {"acme": {"cold": contract.Quantiles(73, 74, 75, 76)}},
+        "reuse": {"acme": contract.Reuse(4096, 9, [1, 0, 4])},
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
     return AgentStatus(**{**fields, **change})
@@ -94,6 +95,10 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_ghost_blocks{size="asked"}': 26,
         'kvpool_ghost_blocks{size="one"}': 27,
         'kvpool_ghost_blocks{size="two"}': 28,
+        'kvpool_reuse_distance_blocks{cache_namespace="acme",le="4096"}': 1,
+        'kvpool_reuse_distance_blocks{cache_namespace="acme",le="8192"}': 1,
+        'kvpool_reuse_distance_blocks{cache_namespace="acme",le="16384"}': 5,
+        'kvpool_reuse_distance_blocks{cache_namespace="acme",le="+Inf"}': 9,
         "kvpool_directory_entries": 13,
         "kvpool_directory_holders": 14,
         "kvpool_learnt_addresses": 15,

@@ -51,6 +51,7 @@ def finish_request(
             slab.heat.count(keys, now, linked=group.kind == FULL)
         if groups[place].kind == FULL:
             slab.ghost.request(chain, prompt)
+            slab.reuse.request(chain, prompt)
         again = [slab.heat.repeated(keys, now) for keys in chains] if slab.below is not None else []
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):

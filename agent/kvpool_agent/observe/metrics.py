@@ -1,13 +1,14 @@
 """The worker's metrics, made from its status at each scrape, so the two can't tell different stories."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kvpool_agent.observe.costs import families, of_benefit
 from kvpool_agent.policy import validity
-from kvpool_contract.status import AgentStatus, Capacity, Disk, Transport
+from kvpool_contract.status import AgentStatus, Capacity, Disk, Reuse, Transport
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)", "Draining")
 CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
@@ -37,6 +38,7 @@ class StatusCollector:
             "kvpool_arena_orphan_blocks", "Blocks whose parent no member holds", value=status.arena.orphan_blocks
         )
         yield from _of_capacity(status.arena.capacity)
+        yield from _of_reuse(status.reuse)
         yield GaugeMetricFamily(
             "kvpool_directory_entries", "Blocks announced to this member as a home", value=status.directory.entries
         )
@@ -154,6 +156,19 @@ def _of_capacity(capacity: Capacity) -> Iterator[Metric]:
     ):
         ghost.add_metric([size], blocks)
     yield ghost
+
+
+def _of_reuse(reuse: Mapping[str, Reuse]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "kvpool_reuse_distance_blocks",
+        "Prompt blocks that had been used before, by the bytes of distinct blocks used since: so many, or fewer",
+        labels=["cache_namespace", "le"],
+    )
+    for name, found in reuse.items():
+        for power, within in enumerate(itertools.accumulate(found.distances)):
+            blocks.add_metric([name, str(found.block_bytes << power)], within)
+        blocks.add_metric([name, "+Inf"], found.asked_blocks)
+    yield blocks
 
 
 def registry(status: Callable[[], AgentStatus]) -> CollectorRegistry:

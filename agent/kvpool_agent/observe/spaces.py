@@ -20,6 +20,17 @@ def arena(slabs: Slabs) -> contract.Arena:
     )
 
 
+def reuse(slabs: Slabs) -> dict[str, contract.Reuse]:
+    """By cache namespace; those of which no request has ended are left out."""
+    found = {}
+    for slab in slabs.all:
+        with slab.heat_lock:  # who counts holds it
+            asked, within = slab.reuse.asked, slab.reuse.histogram()
+        if asked:
+            found[slab.space.name] = contract.Reuse(slab.slot_bytes, asked, within)
+    return found
+
+
 def cache_namespaces(keyring: Keyring, slabs: Slabs) -> list[contract.CacheNamespace]:
     """Each one with a key; none where there are no keys."""
     return [_one(keyring, number, slabs.all) for number in range(len(keyring.spaces)) if keyring.keyed]

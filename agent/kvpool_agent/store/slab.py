@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.policy.ghost import Ghost
 from kvpool_agent.policy.heat import HeatTable, HotBlock
+from kvpool_agent.policy.reuse import ReuseDistances
 from kvpool_agent.policy.shares import parts
 from kvpool_agent.store.arena import Arena, Held, MayGo
 from kvpool_agent.store.headers import encode_fields, slot_bytes_of, slots_that_fit
@@ -59,6 +60,7 @@ class Slab:
     id: bytes = field(init=False)
     heat: HeatTable = field(init=False)
     ghost: Ghost = field(init=False)
+    reuse: ReuseDistances = field(init=False)
     heat_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class Slab:
         # what may be offered as hot lies in the arena; some more is remembered of what was evicted
         self.heat = HeatTable(max(LEAST_HEAT, HEAT_PER_SLOT * self.arena.slot_count))
         self.ghost = Ghost(self.arena.capacity, self.arena.eviction)
+        self.reuse = ReuseDistances(self.arena.capacity)
 
     def view(self, slot: int) -> memoryview:
         return self.memory.view[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]

@@ -20,7 +20,7 @@ from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.store.disk.folder import FOLDER
 from kvpool_agent.store.disk.header import PAGE
 from kvpool_contract.config import CacheNamespace
-from kvpool_contract.status import AgentStatus
+from kvpool_contract.status import AgentStatus, Reuse
 
 ROW = 4096
 BLOCKS = 6
@@ -94,6 +94,8 @@ def test_a_container_that_comes_back_with_its_volume_serves_from_it_with_exact_c
     # one file; what is sealed is 16 bytes longer, of the header and of each block
     assert status.disk.used_bytes == (2 * PAGE + BLOCKS * (ROW + PAGE) if sealed else PAGE + BLOCKS * ROW)
     assert status.transfers["disk_out"].blocks == BLOCKS
+    # each block of the second request after six: itself and five others
+    assert status.reuse == {"all" if sealed else "": Reuse(ROW, 3 * BLOCKS, [0, 0, 0, BLOCKS])}
     node.close_engines()
     node.replica.stop_agent()
 
