@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
+from fetch_source import SLOT, SLOTS, Clock, Land, Source, held, key, new_slab, soon, unpaced, wanted, whole
 from replica import wait_for
 
 from kvpool_agent.account import Account
@@ -19,74 +20,22 @@ from kvpool_agent.flows.fetch import (
 )
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.policy.breaker import FAILURES, FIRST_PAUSE_SECONDS
-from kvpool_agent.policy.purposes import DEMAND, Purposes, default_purposes, purposes
-from kvpool_agent.store.arena import Arena
-from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.policy.purposes import DEMAND, default_purposes, purposes
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 
-SLOT = 4096
 BUSY_TRIES = default_purposes()[DEMAND].receiving.busy_tries
-SLOTS = 64
-Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
-
-
-def key(n: int) -> bytes:
-    return bytes([n]) * 16
-
-
-def wanted(*numbers: int) -> list[Wanted]:
-    return [Wanted(key(n), key(n - 1) if n else b"") for n in numbers]
-
-
-class Source:
-    """A dialer whose peer sends each block as `send` says; `asked` has the keys of each fetch; `stopped`: whether it
-    says that it has left some out."""
-
-    def __init__(self, send: Callable[[int, bytes, Land], None] | None = None, *, stopped: bool = False) -> None:
-        self.send = send or whole
-        self.stopped = stopped
-        self.asked: list[list[bytes]] = []
-
-    def fetch(
-        self, address: str, fingerprint: bytes, keys: Sequence[bytes], purpose: str, deadline: float, land: Land
-    ) -> bool:
-        self.asked.append(list(keys))
-        for index, one in enumerate(keys):
-            self.send(index, one, land)
-        return self.stopped
-
-
-def whole(index: int, one: bytes, land: Land, length: int = SLOT, tag: bytes = b"") -> None:
-    data = one * (length // 16)
-
-    def read_into(view: memoryview) -> None:
-        view[:] = data
-
-    land(index, tag or tag_of(one, memoryview(data)), length, read_into)
 
 
 @pytest.fixture
 def slab() -> Slab:
-    return Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), Arena(SLOTS))
+    return new_slab()
 
 
 def fetcher(source: Source) -> tuple[Fetcher, Account]:
     account = Account()
     return Fetcher(source, Breakers(account), account, unpaced), account  # type: ignore[arg-type]
-
-
-def unpaced() -> Purposes:
-    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain(), Replication())
-
-
-def soon() -> float:
-    return time.monotonic() + 10
-
-
-def held(slab: Slab) -> list[int]:
-    return [n for n in range(16) if slab.arena.held([key(n)]) == [True]]
 
 
 def test_fetched_blocks_are_in_the_arena_with_their_bytes_parents_and_tags(slab: Slab) -> None:
@@ -165,10 +114,8 @@ def test_without_room_for_all_the_beginning_is_fetched(slab: Slab) -> None:
 
 
 def test_a_worker_that_was_just_restarted_fetches_nothing_and_says_so() -> None:
-    held_back = Arena(SLOTS, writable_at=time.monotonic() + 1000)
-    source = Source()
+    source, slab = Source(), new_slab(writable_at=time.monotonic() + 1000)
     made, _ = fetcher(source)
-    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), held_back)
     assert made.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == "just_restarted"
     assert source.asked == []
 
@@ -337,20 +284,6 @@ def test_a_busy_source_is_not_waited_for_beyond_the_deadline(slab: Slab, monkeyp
     made, _ = fetcher(Source(busy))
     assert made.fetch(slab, "peer", wanted(0), "demand", clock.monotonic() + 4.0) == "busy"
     assert pauses == [1.5, 1.5]
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self, pauses: list[float]) -> None:
-        self._now, self._pauses = time.monotonic(), pauses
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._pauses.append(seconds)
-        self._now += seconds
 
 
 def test_what_a_warm_up_has_not_asked_for_yet_a_request_fetches_at_once(slab: Slab) -> None:

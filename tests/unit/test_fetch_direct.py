@@ -1,46 +1,20 @@
 """Fetching by RDMA first: what came stays, the rest goes over TCP, and no slot that may be written to goes back."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import pytest
+from fetch_source import SLOT, Source, held, key, new_slab, soon, unpaced, wanted
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
-from kvpool_agent.flows.fetch import Fetcher, Wanted
+from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.peer.connection import PeerBusy
 from kvpool_agent.peer.rdma.transport import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pauses
 from kvpool_agent.peer.rdma.words import RdmaError
-from kvpool_agent.policy.purposes import Purposes, purposes
-from kvpool_agent.store.arena import Arena
-from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
-from kvpool_contract.config import Drain, Loading, Prewarm, Replication
 
-SLOT, SLOTS = 4096, 64
-Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
 Landed = Callable[[int, bytes, int], None]
-
-
-def key(n: int) -> bytes:
-    return bytes([n]) * 16
-
-
-def wanted(*numbers: int) -> list[Wanted]:
-    return [Wanted(key(n), key(n - 1) if n else b"") for n in numbers]
-
-
-def unpaced() -> Purposes:
-    return purposes(Prewarm(maxBytesPerSecond=0), Loading(), Drain(), Replication())
-
-
-def soon() -> float:
-    return time.monotonic() + 10
-
-
-def held(slab: Slab) -> list[int]:
-    return [n for n in range(16) if slab.arena.held([key(n)]) == [True]]
 
 
 class Direct:
@@ -68,37 +42,17 @@ class Direct:
         return False
 
 
-class Peer:
-    """A dialer whose peer holds all blocks."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[bytes]] = []
-
-    def fetch(
-        self, address: str, fingerprint: bytes, keys: Sequence[bytes], purpose: str, deadline: float, land: Land
-    ) -> bool:
-        self.asked.append(list(keys))
-        for index, one in enumerate(keys):
-            data = one * (SLOT // 16)
-
-            def read_into(view: memoryview, data: bytes = data) -> None:
-                view[:] = data
-
-            land(index, tag_of(one, memoryview(data)), SLOT, read_into)
-        return False
-
-
 def fails(slots: list[int]) -> None:
     raise RdmaError("rdma_unreachable")
 
 
 @pytest.fixture
 def slab() -> Slab:
-    return Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), Arena(SLOTS))
+    return new_slab()
 
 
-def made(direct: Direct) -> tuple[Fetcher, Peer, Account]:
-    account, peer = Account(), Peer()
+def made(direct: Direct) -> tuple[Fetcher, Source, Account]:
+    account, peer = Account(), Source()
     return Fetcher(peer, Breakers(account), account, unpaced, direct), peer, account  # type: ignore[arg-type]
 
 
