@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from fetch_source import SLOT, Source, held, key, new_slab, soon, unpaced, wanted
+from fetch_source import SLOT, Clock, Source, held, key, new_slab, soon, unpaced, wanted
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.flows import fetch as fetch_flow
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.peer.connection import PeerBusy
 from kvpool_agent.peer.rdma.transport import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pauses
 from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_agent.policy.sketch import ERROR
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 
@@ -18,12 +20,18 @@ Landed = Callable[[int, bytes, int], None]
 
 
 class Direct:
-    """A reader that brings so many blocks and then does `then`."""
+    """A reader that does `before`, brings so many blocks, each after `each`, and then does `then`."""
 
     def __init__(
-        self, brings: int, then: Callable[[list[int]], None] = lambda _: None, *, is_ready: bool = True
+        self,
+        brings: int,
+        then: Callable[[list[int]], None] = lambda _: None,
+        *,
+        is_ready: bool = True,
+        before: Callable[[], None] = lambda: None,
+        each: Callable[[], None] = lambda: None,
     ) -> None:
-        self.brings, self.then, self.is_ready = brings, then, is_ready
+        self.brings, self.then, self.is_ready, self.before, self.each = brings, then, is_ready, before, each
         self.asked: list[int] = []
 
     def ready(self, purpose: str) -> bool:
@@ -31,10 +39,13 @@ class Direct:
 
     def fetch(
         self, slab: Slab, address: str, keys: Sequence[bytes], purpose: str, deadline: float, slots: list[int],
-        landed: Landed,
+        begins: Callable[[], None], landed: Landed,
     ) -> bool:  # fmt: skip
         self.asked.append(len(keys))
+        self.before()
         for index in range(min(self.brings, len(keys))):
+            begins()
+            self.each()
             slot = slots.pop(0)
             slab.view(slot)[:] = keys[index] * (SLOT // 16)
             landed(index, tag_of(keys[index], slab.view(slot)), slot)
@@ -105,6 +116,16 @@ def test_without_a_device_nothing_is_tried(slab: Slab) -> None:
     fetcher, peer, account = made(direct)
     assert fetcher.fetch(slab, "peer", wanted(0, 1), "demand", soon()) == ""
     assert (direct.asked, len(peer.asked), account.counters) == ([], 1, {})
+
+
+def test_what_comes_by_rdma_is_measured_from_its_first_byte_on(slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([])
+    monkeypatch.setattr(fetch_flow, "time", clock)
+    fetcher, _, _ = made(Direct(4, before=lambda: clock.sleep(2.0), each=lambda: clock.sleep(0.5)))
+    assert fetcher.fetch(slab, "peer", wanted(0, 1, 2, 3), "demand", clock.monotonic() + 100) == ""
+    (path,) = fetcher.costs.snapshot().paths.values()
+    assert (path.queue.p50, path.rate.p50) == (pytest.approx(2.0, ERROR), pytest.approx(4 * SLOT / 2.0, ERROR))
+    assert path.moved == 1
 
 
 def test_after_failures_a_member_is_left_alone_for_longer_and_longer_and_a_success_ends_that() -> None:

@@ -269,8 +269,8 @@ class Fetcher:
                     commit(asked[index], tag, slot)
 
                 try:
-                    keys = [w.key for w in asked]
-                    return self._direct.fetch(slab, address, keys, purpose, deadline, slots, direct)
+                    keys, begins = [w.key for w in asked], order.watch.begins
+                    return self._direct.fetch(slab, address, keys, purpose, deadline, slots, begins, direct)
                 except RdmaError as error:
                     self._account.count(f"fallback_{error.reason}")
                     rest = [w for i, w in enumerate(asked) if i not in came]

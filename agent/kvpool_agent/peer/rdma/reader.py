@@ -50,17 +50,20 @@ class Reader:
         purpose: str,
         deadline: float,
         slots: list[int],
+        begins: Callable[[], None],
         landed: Landed,
     ) -> bool:
         """As Dialer.fetch; takes slots from the beginning of the list, which keeps those that were not filled. Uses
-        half of the time at most. Raises RdmaError where the rest is to be fetched otherwise, PeerBusy, PeerError."""
+        half of the time at most. `begins` is called before bytes move, for each lot. Raises RdmaError where the rest is
+        to be fetched otherwise, PeerBusy, PeerError."""
         if (pause := self._rdma.peers.why(address)) is not None:
             raise RdmaError(pause.reason, pause.detail)
         until = time.monotonic() + (deadline - time.monotonic()) / 2
         try:
             with self._dialer.asking(address, slab.id, until - time.monotonic()) as connection:
                 connection.until(until)
-                read = _Read(self._account, slab, keys, slots, landed, self._rdma.link(connection, slab), until)
+                link = self._rdma.link(connection, slab)
+                read = _Read(self._account, slab, keys, slots, begins, landed, link, until)
                 connection.send(Borrow(slab.id, purpose, max(0.0, until - time.monotonic())), frames.pack_keys(keys))
                 stopped = read.all(connection)
                 connection.until(None)
@@ -86,6 +89,7 @@ class _Read:
     slab: Slab
     keys: Sequence[bytes]
     slots: list[int]
+    begins: Callable[[], None]
     landed: Landed
     link: Link
     until: float
@@ -109,6 +113,7 @@ class _Read:
         """Reads what was lent; returns the number of blocks."""
         moves = self._moves(first, packed)
         if moves:
+            self.begins()
             self._read([(there, slot) for (_, _, there), slot in zip(moves, self.slots, strict=False)], seconds)
         size = self.slab.slot_bytes
         for index, tag, _ in moves:
