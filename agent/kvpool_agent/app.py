@@ -117,7 +117,8 @@ class Agent:
             lambda: self._bare("probe_mismatch"),
             (place.last_beat.engine, place.last_beat.probe),
         )
-        disk, seconds = DiskSource(below, self._account, self._fetcher.in_flight), config.loading.deadlineSeconds
+        disk = DiskSource(below, self._account, self._fetcher.in_flight, self._fetcher.costs)
+        seconds = config.loading.deadlineSeconds
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, seconds, self._probe.before_load, disk)
         self._store = StoreFlow(self._account, lambda: self._probe.awaited(others=False))
         self._warmup = WarmupFlow(

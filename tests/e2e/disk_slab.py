@@ -8,6 +8,7 @@ from typing import Any
 from replica import wait_for
 
 from kvpool_agent.account import Account
+from kvpool_agent.costs import Costs
 from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.fetch import InFlight, Wanted
 from kvpool_agent.keyring import Keyring, Space
@@ -55,7 +56,8 @@ class DiskSlab:
         self.tier = DiskTier(Disk(path=str(path), bytes=size), self.account, lambda: [self.slab], self.keyring)
         memory = ArenaMemory.anonymous(slots * slot_bytes)
         self.slab = Slab(FORMAT, {}, slot_bytes, memory, Arena(slots), self.keyring.default, below=self.tier)
-        self.source = DiskSource(self.tier, self.account, InFlight())
+        self.costs = Costs()
+        self.source = DiskSource(self.tier, self.account, InFlight(), self.costs)
 
     def start(self) -> "DiskSlab":
         self.tier.start()

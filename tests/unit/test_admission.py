@@ -3,8 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
+from disk_slab import DiskSlab
+from disk_slab import key as block_key
 from local_member import lacking
 from replica import wait_for
 
@@ -12,6 +15,7 @@ from kvpool_agent.account import Account
 from kvpool_agent.costs import Costs, Shares, Timing
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Holders
+from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.peer.connection import PeerError
@@ -23,7 +27,8 @@ from kvpool_agent.store.tag import tag_of
 from kvpool_contract.config import Loading
 
 SLOT, SLOTS, BLOCKS = 4096, 64, 8
-KEYS = [bytes([n]) * 16 for n in range(1, BLOCKS + 1)]
+NUMBERS = range(1, BLOCKS + 1)
+KEYS = [block_key(n) for n in NUMBERS]
 Land = Callable[[int, bytes, int, Callable[[memoryview], None]], None]
 
 
@@ -97,16 +102,19 @@ class Members:
 
 
 class Planner:
-    """Plans requests of the same chain; `now` is the clock of tries and costs."""
+    """Plans requests of the same chain; `now` is the clock of tries and costs; `stored`: a disk beside the members."""
 
-    def __init__(self, members: Members, loading: Loading) -> None:
+    def __init__(self, members: Members, loading: Loading, stored: DiskSlab | None = None) -> None:
         self.members, self.account, self.now = members, Account(), 1000.0
         self.fetcher = Fetcher(members, Breakers(self.account), self.account)  # type: ignore[arg-type]
         self.costs = self.fetcher.costs = Costs(lambda: self.now)
-        self.flow = LookupFlow(members, self.fetcher, self.account, 20.0)  # type: ignore[arg-type]
+        tier = stored.tier if stored is not None else None
+        disk = DiskSource(tier, self.account, self.fetcher.in_flight, self.costs)
+        self.flow = LookupFlow(members, self.fetcher, self.account, 20.0, disk=disk)  # type: ignore[arg-type]
         self.flow.admission.loading = loading
         self.flow.admission._clock = self.clock
-        self.slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), Arena(SLOTS))
+        fresh = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOTS * SLOT), Arena(SLOTS))
+        self.slab = stored.slab if stored is not None else fresh
 
     def clock(self) -> float:
         return self.now
@@ -135,8 +143,8 @@ class Planner:
 def planner() -> Iterator[Callable[..., Planner]]:
     made: list[Planner] = []
 
-    def make(members: Members, **loading: object) -> Planner:
-        made.append(Planner(members, Loading(**loading)))  # type: ignore[arg-type]
+    def make(members: Members, stored: DiskSlab | None = None, **loading: object) -> Planner:
+        made.append(Planner(members, Loading(**loading), stored))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -177,6 +185,27 @@ def test_tries_are_bounded_in_rate_and_end_the_refusal_when_the_source_is_fast_a
     counters = made.account.counters
     assert counters["loads_refused"] == refused
     assert counters["loads_tried"] == (refused + 1) // 2  # every second time
+
+
+def test_tries_of_a_disk_are_measured_and_end_the_refusal_when_it_is_fast_again(planner: Make, tmp_path: Path) -> None:
+    stored = DiskSlab(tmp_path, slot_bytes=SLOT).start()
+    stored.keep(NUMBERS)
+    stored.drop(NUMBERS)
+    made = planner(Members({}), stored)
+    made.computing_costs(0.8)
+    made.path_costs("disk", 0.2)  # 1.6 s for the chain
+    tries = 0
+    for _ in range(100):
+        before = made.costs.snapshot().paths["disk"].moved
+        if made.plan() == (BLOCKS, {}):
+            break
+        wait_for("the try", lambda before=before: made.costs.snapshot().paths["disk"].moved == before + 1, 20)
+        tries += 1
+        stored.drop(NUMBERS)
+        made.now += TRY_SECONDS
+    assert 0 < tries < 100
+    assert made.account.counters["loads_tried"] == made.account.counters["loads_refused"] == tries
+    stored.close()
 
 
 def test_a_fast_source_that_turns_slow_is_refused_after_loads_that_end_at_the_soft_deadline(planner: Make) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from kvpool_agent.account import Account
-from kvpool_agent.flows.fetch import InFlight, Wanted, keep, not_here, reserved
+from kvpool_agent.costs import DISK, Costs
+from kvpool_agent.flows.fetch import InFlight, Wanted, Watch, keep, not_here, reserved
 from kvpool_agent.peer.bounds import Gate
 from kvpool_agent.policy.purposes import DISK_READS
 from kvpool_agent.store.disk.index import Place, Read
@@ -25,9 +26,9 @@ DONE, DISK_FAILED = "", "disk_failed"
 class DiskSource:
     """Any thread may call. Without a tier it holds nothing."""
 
-    def __init__(self, tier: DiskTier | None, account: Account, in_flight: InFlight) -> None:
+    def __init__(self, tier: DiskTier | None, account: Account, in_flight: InFlight, costs: Costs) -> None:
         """in_flight: the blocks that are brought in now, from whomever."""
-        self._tier, self._account, self._in_flight = tier, account, in_flight
+        self._tier, self._account, self._in_flight, self._costs = tier, account, in_flight, costs
         self._gate = Gate("disk_in", account.count)
 
     def held(self, slab: Slab, keys: Sequence[bytes]) -> list[bool]:
@@ -39,18 +40,30 @@ class DiskSource:
     ) -> str:
         """Loads those blocks that lie here and not in the arena; returns a reason, empty when all came. `checked` is
         called for each block, on another thread. deadline: on the monotonic clock."""
-        mine = self._in_flight.claim(wanted)
+        mine, watch = self._in_flight.claim(wanted), Watch(time.monotonic())
+
+        def came(key: bytes) -> None:
+            watch.came(slab.slot_bytes)
+            checked(key)
+
         try:
             with ExitStack() as kept:
-                return self._in_parts(slab, mine, deadline, checked, kept)
+                return self._in_parts(slab, mine, deadline, watch, came, kept)
         finally:
             self._in_flight.settle(mine)
+            watch.measure(self._costs, DISK, slab.slot_bytes, deadline)
 
     def _find(self, slab: Slab, keys: Sequence[bytes]) -> Sequence[Place | None]:
         return self._tier.find(slab, keys) if self._tier is not None else [None] * len(keys)
 
     def _in_parts(
-        self, slab: Slab, wanted: Sequence[Wanted], deadline: float, checked: Callable[[bytes], None], kept: ExitStack
+        self,
+        slab: Slab,
+        wanted: Sequence[Wanted],
+        deadline: float,
+        watch: Watch,
+        came: Callable[[bytes], None],
+        kept: ExitStack,
     ) -> str:
         missing = [w.key for w in not_here(slab, wanted)]
         found = [place for place in self._find(slab, missing) if place is not None]
@@ -62,7 +75,10 @@ class DiskSource:
                 continue
             size = len(part) * slab.slot_bytes
             with self._gate.entered(size, **DISK_READS.places(arena_bytes), deadline=deadline) as entered:
-                failed = self._part(slab, part, deadline, checked) if entered else "busy"
+                if entered:
+                    watch.asked = True
+                    watch.begins()
+                failed = self._part(slab, part, deadline, came) if entered else "busy"
             if failed and time.monotonic() >= deadline:
                 failed = "deadline"
             reason = reason or failed
@@ -72,7 +88,7 @@ class DiskSource:
             keep(kept, slab, [place.entry.key for place in part], deadline)
         return reason
 
-    def _part(self, slab: Slab, part: Sequence[Place], deadline: float, checked: Callable[[bytes], None]) -> str:
+    def _part(self, slab: Slab, part: Sequence[Place], deadline: float, came: Callable[[bytes], None]) -> str:
         assert self._tier is not None
         slots, reason = reserved(slab, len(part))
         if not slots:
@@ -88,7 +104,7 @@ class DiskSource:
             left.discard(slot)
             if slab.arena.commit(entry.key, entry.parent, slot, entry.tag, foreign=False):
                 self._account.moved("disk_in", 1, slab.slot_bytes)
-            checked(entry.key)
+            came(entry.key)
             return True
 
         def over() -> None:

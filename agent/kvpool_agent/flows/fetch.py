@@ -41,7 +41,7 @@ class Wanted:
 
 
 @dataclass
-class _Watch:
+class Watch:
     """A fetch as it goes: when its first byte was there, when its last one so far, and how many came. 0: none yet."""
 
     began: float
@@ -56,6 +56,14 @@ class _Watch:
     def came(self, size: int) -> None:
         self.last, self.size = time.monotonic(), self.size + size
 
+    def measure(self, costs: Costs, path: str, slot_bytes: int, deadline: float) -> None:
+        """What the path has cost a request; one that was waited for in vain is as slow as its first block was late."""
+        now, size = time.monotonic(), self.size
+        if size:
+            costs.moved(path, self.first - self.began, size, self.last - self.first)
+        elif self.asked and now >= deadline:
+            costs.moved(path, now - self.began, slot_bytes, now - self.began)
+
 
 @dataclass(frozen=True)
 class _Order:
@@ -69,7 +77,7 @@ class _Order:
     checked: Callable[[bytes], None]
     may_go: MayGo | None
     soft: bool
-    watch: _Watch
+    watch: Watch
 
 
 class InFlight:
@@ -145,7 +153,7 @@ class Fetcher:
         deadline says when computing would have been faster, so a peer that does not keep it is no bad one. may_go:
         which blocks may make room, as Arena.reserve has it.
         """
-        order = _Order(slab, address, purpose, deadline, arrived, checked, may_go, soft, _Watch(time.monotonic()))
+        order = _Order(slab, address, purpose, deadline, arrived, checked, may_go, soft, Watch(time.monotonic()))
         size = len(wanted) * slab.slot_bytes if purpose == DEMAND else 0
         self._wait_for(address, size)
         try:
@@ -154,21 +162,13 @@ class Fetcher:
         finally:
             self._wait_for(address, -size)
             if purpose == DEMAND:
-                self._measure(order)
+                order.watch.measure(self.costs, address, slab.slot_bytes, deadline)
 
     def _wait_for(self, address: str, size: int) -> None:
         with self._lock:
             self._outstanding[address] += size
             if not self._outstanding[address]:
                 del self._outstanding[address]
-
-    def _measure(self, order: _Order) -> None:
-        """What the path has cost a request; one that was waited for in vain is as slow as its first block was late."""
-        watch, now = order.watch, time.monotonic()
-        if watch.size:
-            self.costs.moved(order.address, watch.first - watch.began, watch.size, watch.last - watch.first)
-        elif watch.asked and now >= order.deadline:
-            self.costs.moved(order.address, now - watch.began, order.slab.slot_bytes, now - watch.began)
 
     def _in_parts(self, order: _Order, wanted: Sequence[Wanted], kept: ExitStack) -> str:
         """One part after the other, each within the purpose's bounds; none after one that did not come whole. What has

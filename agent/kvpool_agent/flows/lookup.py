@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kvpool_agent.account import Account
-from kvpool_agent.costs import DISK
 from kvpool_agent.directory.locate import Holders, Locator
 from kvpool_agent.flows.admit import Admission, Admitted
 from kvpool_agent.flows.disk import DiskSource
@@ -74,7 +73,7 @@ class LookupFlow:
         self.costs = fetcher.costs
         self._account = account
         self._obstacle = obstacle
-        self._disk = disk if disk is not None else DiskSource(None, account, fetcher.in_flight)
+        self._disk = disk if disk is not None else DiskSource(None, account, fetcher.in_flight, fetcher.costs)
         self.admission = Admission(fetcher, self._disk, account, lambda work: self._pool.submit(work))
         self.load_seconds = load_seconds
         self.paused = False
@@ -241,10 +240,7 @@ class LookupFlow:
     ) -> tuple[str, Holders]:
         """Loads what lies on the disk; the reason where not all of that came, and who holds what did not. Members have
         as much time as the disk."""
-        began, before = time.monotonic(), len(fresh)
         reason = self._disk.load(slab, stored, _sooner(deadline, True), fresh.add)
-        if came := len(fresh) - before:
-            self.costs.moved(DISK, 0.0, came * slab.slot_bytes, time.monotonic() - began)
         if reason and reason not in OWN_FAULTS and time.monotonic() < deadline:
             found = self._locate(slab, request, in_arena(slab, request), deadline)
         return reason, found

@@ -32,8 +32,10 @@ def test_a_chain_comes_back_from_the_disk_byte_for_byte(disk: DiskSlab) -> None:
     assert disk.tier.status().used_bytes == file.stat().st_size
     disk.drop(CHAIN)
     assert disk.right(CHAIN) == [False] * 6
-    assert disk.load(CHAIN) == ""
+    for _ in range(2):  # and what is here is not moved, nor measured
+        assert disk.load(CHAIN) == ""
     assert disk.right(CHAIN) == [True] * 6
+    assert {path: cost.moved for path, cost in disk.costs.snapshot().paths.items()} == {"disk": 1}
     assert disk.account.transfers["disk_out"].blocks == disk.account.transfers["disk_in"].blocks == 6
     assert disk.no_slot_is_lost()
 
@@ -315,6 +317,8 @@ def test_a_request_waits_no_longer_than_its_deadline_and_what_comes_later_is_kep
     faulty.go.clear()
     assert disk.load(CHAIN, 0.05) == "deadline"
     assert disk.tier.status().state == "ready"
+    cost = disk.costs.snapshot().paths["disk"]  # it was waited for in vain, and that is no time for a block
+    assert cost.moved == 1 and cost.queue.p50 > 0.04 and cost.rate.p50 < disk.slot_bytes / 0.04
     faulty.go.set()
     wait_until(lambda: disk.right(CHAIN) == [True] * 6, "the bytes came")
     assert disk.no_slot_is_lost()
