@@ -9,6 +9,7 @@ and in what is derived from it, and nowhere else: no log, status or error tells 
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -72,6 +73,7 @@ class Keyring:
         self.requested = {one.tenant or one.name: one.name for one in described}
         self._by_id: dict[bytes, Space] = {}
         self.default_id = secrets.token_bytes(16)  # of no slab, until there is one
+        self.changed_at = float("-inf")  # on the monotonic clock, when a cache namespace's keys were others last
         self._stop = threading.Event()
         self._seen: dict[str, bytes] = {}
         self.look()
@@ -110,6 +112,7 @@ class Keyring:
                 keys, space.problem = self._read(self._files[space.name], space.problem, space.name)
                 if keys is not None:
                     space.take(keys)
+                    self.changed_at = time.monotonic()
                     log.info("cache namespace %s: %d keys in force", space.name, len(keys))
         if self._gateway_file:
             keys, self._gateway_problem = self._read(self._gateway_file, self._gateway_problem, "of the gateway")

@@ -226,6 +226,18 @@ def test_an_epoch_that_is_over_opens_nothing_and_one_that_both_hold_opens_at_onc
     old.close()
 
 
+@pytest.mark.parametrize("before", [ACME, b"x" * 32], ids=["a former one", "one that the source lacks"])
+def test_who_gets_another_key_is_shared_with_at_once(member: Made, tmp_path: Path, before: bytes) -> None:
+    source = member("source", public=[PUBLIC], acme=[NEXT, ACME])
+    put(acme(source), KEYS)
+    holder = asker(tmp_path, public=[PUBLIC], acme=[before])
+    assert holder.locate(source.address, ACME_ID, KEYS, WAIT) == [False] * 6
+    (tmp_path / "asker" / "acme").write_bytes(base64.b64encode(NEXT) + b"\n" + base64.b64encode(ACME))
+    holder._entitlement._keyring.look()
+    assert holder.locate(source.address, ACME_ID, KEYS, WAIT) == [True] * 6
+    holder.close()
+
+
 def test_two_tenants_share_nothing_across_and_all_within(member: Made) -> None:
     a = member("a", public=[PUBLIC], acme=[ACME])
     b = member("b", public=[PUBLIC], acme=[ACME])

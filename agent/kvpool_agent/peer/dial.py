@@ -48,7 +48,7 @@ class Dialer:
         """entitlement: who may be asked about what; without it there are no keys."""
         self._transport = transport
         self._entitlement = entitlement or Entitlement(Keyring(), (identity.member, identity.incarnation))
-        self._strangers: dict[tuple[str, bytes], float] = {}  # who lacks a slab's key, and until when it isn't asked
+        self._strangers: dict[tuple[str, bytes], float] = {}  # who lacks a slab's key, and when that was found
         self._hello = frames.Hello(list(frames.VERSIONS), identity.pool, identity.member, identity.incarnation)
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
@@ -287,15 +287,17 @@ class Dialer:
             yield connection
 
     def _is_stranger(self, address: str, slab: bytes) -> bool:
-        return time.monotonic() < self._strangers.get((address, slab), 0.0)
+        found_at = self._strangers.get((address, slab), float("-inf"))
+        return time.monotonic() < found_at + AGAIN_SECONDS and found_at > self._entitlement.changed_at
 
     def _shares(self, address: str, connection: Connection, slab: bytes) -> bool:
         """Whether the member holds the slab's key; who does not is left alone for some seconds."""
+        now = time.monotonic()
         if self._entitlement.shares(connection, slab):
             return True
         if len(self._strangers) > MAX_STRANGERS:
             self._strangers.clear()
-        self._strangers[(address, slab)] = time.monotonic() + AGAIN_SECONDS
+        self._strangers[(address, slab)] = now
         return False
 
     @contextmanager

@@ -43,11 +43,19 @@ class Entitlement:
         """Whether cache namespaces have keys here."""
         return self._keyring.keyed
 
+    @property
+    def changed_at(self) -> float:
+        """When this agent's keys were others last, on the monotonic clock."""
+        return self._keyring.changed_at
+
     # -- proving -------------------------------------------------------------------------------------
 
     def prove(self, connection: Connection) -> None:
-        """The asker's side, at most every five seconds. Raises PeerError."""
-        if connection.version < frames.PROOF_VERSION or time.monotonic() < connection.proved_at + AGAIN_SECONDS:
+        """The asker's side, every five seconds at most, and when the own keys are others. Raises PeerError."""
+        now, before = time.monotonic(), connection.proved_at
+        if connection.version < frames.PROOF_VERSION:
+            return
+        if now < before + AGAIN_SECONDS and before > self._keyring.changed_at:
             return
         ours = secrets.token_bytes(frames.NONCE_BYTES)
         connection.send(frames.Entitle(ours))
@@ -60,7 +68,7 @@ class Entitlement:
         done, tail_length = connection.receive()
         if not isinstance(done, frames.Proved) or tail_length:
             raise PeerError(f"bad answer to a proof: {type(done).__name__} with {tail_length} bytes")
-        connection.proved, connection.proved_at = self._checked(_ANSWERER, text, theirs), time.monotonic()
+        connection.proved, connection.proved_at = self._checked(_ANSWERER, text, theirs), now
 
     def answer(self, connection: Connection, question: frames.Entitle) -> None:
         """The other side. Raises PeerError."""
