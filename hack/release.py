@@ -21,6 +21,7 @@ import prepare
 DIST = lock.REPOSITORY / "dist"
 OURS = "kvpool"
 CONTROL = "aiohttp==3.9.1"  # CVE-2024-23334: a service that does not find it finds nothing else either
+ANSWER_SECONDS = 120
 
 
 def tool(name: str) -> str:
@@ -78,7 +79,10 @@ def asked(requirements: str, target: Path) -> tuple[dict[str, list[str]], str]:
             *(tool("pip-audit"), "-r", str(listed), "--no-deps", "--disable-pip", "--progress-spinner", "off"),
             *("--timeout", "10", "--format", "json", "--output", str(target)),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {}, f"no answer within {ANSWER_SECONDS} s"
     if not target.exists():
         return {}, (done.stderr.strip().splitlines() or ["nothing said"])[-1][:120]
     answers = json.loads(target.read_text())["dependencies"]
@@ -87,21 +91,23 @@ def asked(requirements: str, target: Path) -> tuple[dict[str, list[str]], str]:
     return {answer["name"]: [v["id"] for v in answer["vulns"]] for answer in answers if answer["vulns"]}, ""
 
 
-def audit(part: str) -> str:
+def silence_of_the_service() -> str:
+    """Why the service of known vulnerabilities is no help here; empty where it finds what is known to be one."""
+    with tempfile.TemporaryDirectory() as folder:
+        known, silence = asked(CONTROL, Path(folder) / "control.json")
+    return silence or ("" if known else f"it finds nothing wrong with {CONTROL}, which is known to be vulnerable")
+
+
+def audit(part: str, silence: str) -> str:
     """What came of it, in one line; SystemExit for a known vulnerability."""
     target = DIST / f"{OURS}-{part}-audit.json"
     pinned = [f"{name}=={version}" for name, (version, _) in lock.read(part).items()]
-    found, silence = asked("\n".join(pinned), target)
-    if found:
-        raise SystemExit(
-            f"release: known vulnerabilities of {part}: {found}; raise the versions, then run hack/lock.py"
-        )
     if not silence:
-        with tempfile.TemporaryDirectory() as folder:
-            known, silence = asked(CONTROL, Path(folder) / "control.json")
-        silence = silence or (
-            "" if known else f"it finds nothing wrong with {CONTROL}, which is known to be vulnerable"
-        )
+        found, silence = asked("\n".join(pinned), target)
+        if found:
+            raise SystemExit(
+                f"release: known vulnerabilities of {part}: {found}; raise the versions, then run hack/lock.py"
+            )
     if silence:
         target.unlink(missing_ok=True)
         return f"audit of {part}: NOT DONE, the service of known vulnerabilities is no help here: {silence}"
@@ -113,15 +119,19 @@ def main() -> None:
         raise SystemExit("release: " + "; ".join(problems))
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
+    prepare.say("building the wheel")
     wheel()
+    prepare.say("asking the service of known vulnerabilities for one that is known")
+    silence = silence_of_the_service()
     said = []
     for part in lock.PARTS:
+        prepare.say(f"installing the part {part} as its image does, and listing it")
         if found := difference(part):
             raise SystemExit(f"release: what is installed for {part} is not what is listed: {found}")
         said.append(
             f"{part}: {len(lock.read(part))} libraries, each installed by its hash; {bill_of_materials(part).name}"
         )
-        said.append(audit(part))
+        said.append(audit(part, silence))
     files = sorted(path for path in DIST.iterdir() if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (DIST / "SHA256SUMS").write_text("".join(sums))
