@@ -18,12 +18,15 @@ from kvpool_agent.directory.locate import Holders
 from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
+from kvpool_agent.flows.request import Request
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.policy.admission import TRY_SECONDS, Offer, asking_pays, chosen, patience
+from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
+from kvpool_client.groups import FULL, Group
 from kvpool_contract.config import Loading
 
 SLOT, SLOTS, BLOCKS = 4096, 64, 8
@@ -257,6 +260,21 @@ def test_what_lies_in_the_arena_is_weighed_too_and_let_through_at_a_bounded_rate
     assert made.plan() == (0, {"too_slow": BLOCKS})
     made.now += TRY_SECONDS
     assert made.plan() == (BLOCKS, {})
+
+
+def test_what_installing_costs_is_asked_by_the_blocks_by_which_it_is_measured(planner: Make) -> None:
+    """Those of the reference group, however many groups have blocks of the same tokens."""
+    made = planner(Members({}))
+    made.computing_costs(0.8)
+    made.costs.served(Timing(2.0, 0.8, 0, BLOCKS, 0.0, 0.5), Shares(0, BLOCKS, BLOCKS * SLOT))
+    made.flow.admission._tried = {"install": made.now}
+    groups = [[bytes([number, n]) * 8 for n in range(BLOCKS)] for number in range(3)]
+    for keys in groups:
+        for key, slot in zip(keys, made.slab.arena.reserve(BLOCKS, 0.0), strict=True):
+            made.slab.arena.commit(key, b"", slot, tag_of(key, made.slab.view(slot)), foreign=False)
+    blocks = [Blocks(Group(number, FULL, 0, 1), [True] * BLOCKS) for number in range(3)]
+    hits, _ = made.flow.plan(made.slab, Request(blocks, groups, NO_LIMIT), time.monotonic() + 20.0)
+    assert [len(group) for group in hits] == [BLOCKS] * 3  # half a second to install, of 0.8
 
 
 def test_where_asking_takes_longer_than_computing_nobody_is_asked_and_that_is_a_miss_by_name(planner: Make) -> None:

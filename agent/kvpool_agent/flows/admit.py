@@ -26,7 +26,7 @@ from kvpool_agent.policy.admission import (
     chosen,
     patience,
 )
-from kvpool_agent.policy.boundary import first_lacking, longest, wanted
+from kvpool_agent.policy.boundary import first_lacking, longest
 from kvpool_agent.policy.purposes import DEMAND
 from kvpool_agent.store.slab import Slab
 from kvpool_contract.config import Loading
@@ -93,9 +93,10 @@ class Admission:
     ) -> Admitted:
         """near: what of its blocks lies in the arena or on the disk, by group."""
         planned = longest(request.blocks, anywhere(near, found), request.room)
-        if self.loading.mode != MEASURED or planned <= first_lacking(request.blocks):
+        start = first_lacking(request.blocks)
+        if self.loading.mode != MEASURED or planned <= start:
             return Admitted(planned, planned, found, True, deadline)
-        ways = self._ways(slab, request, near, found)
+        ways = self._ways(slab, request, near, found, start, planned)
         best = chosen([way.offer for way in ways], self.loading.margin)
         if best is None and self._through(ways[0].offer):
             best = ways[0].offer
@@ -112,14 +113,20 @@ class Admission:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _ways(self, slab: Slab, request: Request, near: Sequence[Sequence[bool]], found: Holders) -> list[_Way]:
+    def _ways(
+        self, slab: Slab, request: Request, near: Sequence[Sequence[bool]], found: Holders, start: int, planned: int
+    ) -> list[_Way]:
+        """start: where loading begins; planned: up to where it could go, with all sources."""
         ways: list[_Way] = []
-        start, disk = first_lacking(request.blocks), True
-        for _ in range(MAX_OFFERS):
-            boundary = longest(request.blocks, anywhere(near, found), request.room)
-            if boundary <= start:
-                break
-            ways.append(_Way(self._offer(slab, request, start, boundary, found, disk), found, disk))
+        boundary, disk = planned, True
+        beside = self._costs.interference()
+        known: dict[int, tuple[float, float | None]] = {}  # by boundary: installing and computing
+        while boundary > start and len(ways) < MAX_OFFERS:
+            if boundary not in known:
+                known[boundary] = self._install(slab, request, boundary), self._costs.recompute(start, boundary)
+            sizes = self._sizes(slab, request, boundary, found, disk)
+            parts = {path: self._costs.remote(path, size) for path, size in sizes.items()}
+            ways.append(_Way(Offer(boundary, parts, *known[boundary], beside), found, disk))
             slowest = ways[-1].offer.slowest
             if not slowest:
                 break
@@ -128,18 +135,12 @@ class Admission:
             else:
                 without = [{a: row for a, row in rows.items() if a != slowest} for rows in found.held]
                 found = replace(found, held=without)
+            boundary = longest(request.blocks, anywhere(near, found), request.room)
         return ways
 
-    def _offer(self, slab: Slab, request: Request, start: int, boundary: int, found: Holders, disk: bool) -> Offer:
-        sizes = self._sizes(slab, request, boundary, found, disk)
-        blocks = sum(map(len, wanted(request.blocks, boundary)))
-        return Offer(
-            boundary,
-            {path: self._costs.remote(path, size) for path, size in sizes.items()},
-            self._costs.install(blocks * slab.slot_bytes),
-            self._costs.recompute(start, boundary),
-            self._costs.interference(),
-        )
+    def _install(self, slab: Slab, request: Request, boundary: int) -> float:
+        """As it is measured: by the blocks of the reference group (flows.finished)."""
+        return self._costs.install((request.beyond(0) - request.beyond(boundary)) * slab.slot_bytes)
 
     def _sizes(self, slab: Slab, request: Request, boundary: int, found: Holders, disk: bool) -> Mapping[str, int]:
         """Bytes by path: what is not in the arena, and what is being fetched from there already."""
