@@ -172,15 +172,16 @@ def test_what_is_slower_than_computing_is_refused_by_name_and_a_try_costs_nobody
 
 def test_tries_are_bounded_in_rate_and_end_the_refusal_when_the_source_is_fast_again(planner: Make) -> None:
     made = planner(Members({"a": ALL}, a=0.0))
-    made.computing_costs(0.8)
-    made.path_costs("a", 0.2)
+    made.computing_costs(8.0)
+    made.path_costs("a", 2.0)
     refused = 0
     for _ in range(400):
         ready, _missed = made.plan()
-        wait_for("the try", lambda: made.fetcher.outstanding("a") == 0, 20)
         if ready == BLOCKS:
             break
         refused += 1
+        measured = 60 + made.account.counters["loads_tried"]
+        wait_for("the try", lambda measured=measured: made.costs.snapshot().paths["a"].moved == measured, 20)
         for key in KEYS:  # what tries have brought is gone again
             made.slab.arena.drop(key)
         made.now += TRY_SECONDS / 2
@@ -195,8 +196,8 @@ def test_tries_of_a_disk_are_measured_and_end_the_refusal_when_it_is_fast_again(
     stored.keep(NUMBERS)
     stored.drop(NUMBERS)
     made = planner(Members({}), stored)
-    made.computing_costs(0.8)
-    made.path_costs("disk", 0.2)  # 1.6 s for the chain
+    made.computing_costs(8.0)
+    made.path_costs("disk", 2.0)  # 16 s for the chain
     tries = 0
     for _ in range(100):
         before = made.costs.snapshot().paths["disk"].moved
