@@ -240,11 +240,10 @@ class SchedulerSide:
         self._namespaces.pop(context.req_id, None)
         self._open.discard(context.req_id)
         self._outdated.discard(context.req_id)
-        if outdated or probe_of(context):
-            self.timings.finish(context.req_id, self._plans.finish(context.req_id))
-            return
         summary = self._plans.finish(context.req_id)
         timing = self.timings.finish(context.req_id, summary)
+        if outdated or probe_of(context):
+            return
         header = {
             "verb": "finished",
             "prompt": summary.prompt_blocks,

@@ -149,12 +149,13 @@ class LookupFlow:
         came, hits, lease = self._verified(slab, request, fresh, admitted)
         planned = max(admitted.planned, came)  # more may have come than was known of
         possible = max(possible, planned)
-        at = request.beyond
-        self._miss(request, reason or "evicted", at(came) - at(max(came, admitted.boundary)))
-        self._miss(request, TOO_SLOW, at(max(came, admitted.boundary)) - at(planned))
-        self._miss(request, "no_room", at(planned) - at(possible))
-        self._miss(request, "window_missing", at(possible) - at(max(reach, possible)))
-        self._miss(request, rest_reason or "evicted", at(max(reach, possible)))
+        bounds = came, max(came, admitted.boundary), planned, possible, max(reach, possible)
+        at_came, at_admitted, at_planned, at_possible, at_reach = map(request.beyond, bounds)
+        self._miss(request, reason or "evicted", at_came - at_admitted)
+        self._miss(request, TOO_SLOW, at_admitted - at_planned)
+        self._miss(request, "no_room", at_planned - at_possible)
+        self._miss(request, "window_missing", at_possible - at_reach)
+        self._miss(request, rest_reason or "evicted", at_reach)
         return hits, lease, admitted.boundary > first_lacking(request.blocks)
 
     def _from_other_epoch(self, slab: Slab, request: Request, end: int, deadline: float) -> None:

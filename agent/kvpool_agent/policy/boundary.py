@@ -65,5 +65,5 @@ def wanted(request: Sequence[Blocks], boundary: int) -> list[list[int]]:
 
 def first_lacking(request: Sequence[Blocks]) -> int:
     """The first token that lies in a block which the engine lacks; the end of the request where it lacks none."""
-    starts = [i * blocks.group.block_tokens for blocks in request for i, lack in enumerate(blocks.lacks) if lack]
+    starts = (blocks.lacks.index(True) * blocks.group.block_tokens for blocks in request if True in blocks.lacks)
     return min(starts, default=min(blocks.tokens for blocks in request))

@@ -22,20 +22,20 @@ class Interference:
         counted = self._steps.setdefault((size, beside), (Faded(), Faded()))
         counted[0].add(steps, now)
         counted[1].add(seconds, now)
-        quiet = self._mean(size, QUIET, now)
+        quiet = self._quiet(size, now)
         return seconds - steps * quiet if beside != QUIET and quiet is not None else 0.0
 
     def part(self, beside: str, now: float) -> float:
         """The part of their time that steps lose beside this, 0 while too little is known; never below 0."""
         lost = taken = 0.0
-        for size, kind in self._steps:
-            quiet = self._mean(size, QUIET, now)
-            if kind == beside and quiet is not None and self._mean(size, beside, now) is not None:
-                number, seconds = self._steps[size, kind]
-                taken += number.at(now) * quiet
-                lost += seconds.at(now) - number.at(now) * quiet
+        for (size, kind), (number, seconds) in self._steps.items():
+            quiet, steps = self._quiet(size, now), number.at(now)
+            if kind == beside and quiet is not None and steps >= NEEDED:
+                taken += steps * quiet
+                lost += seconds.at(now) - steps * quiet
         return max(0.0, lost / taken) if taken > 0 else 0.0
 
-    def _mean(self, size: int, beside: str, now: float) -> float | None:
-        number, seconds = self._steps.get((size, beside), (Faded(), Faded()))
+    def _quiet(self, size: int, now: float) -> float | None:
+        """The mean of steps beside which there was nothing; None while there were too few."""
+        number, seconds = self._steps.get((size, QUIET), (Faded(), Faded()))
         return seconds.at(now) / number.at(now) if number.at(now) >= NEEDED else None

@@ -25,10 +25,9 @@ class Path:
         self.rate.add(size / max(seconds, 1e-6), now)
         self.moved += 1
 
-    def seconds(self, size: int, *, late: bool = True) -> float | None:
-        """The 95th percentile of wait and transfer of so many bytes (else the median); None where nothing is known."""
-        queue = self.queue.quantile(LATE if late else USUAL)
-        rate = self.rate.quantile(SLOW_RATE if late else USUAL)
+    def seconds(self, size: int) -> float | None:
+        """The 95th percentile of wait and transfer of so many bytes; None where nothing is known."""
+        queue, rate = self.queue.quantile(LATE), self.rate.quantile(SLOW_RATE)
         if queue is None or not rate:
             return None
         return queue + size / rate

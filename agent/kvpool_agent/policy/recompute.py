@@ -56,10 +56,10 @@ class Recompute:
         if self.count == 1 and self._fit is not None:
             self.ratios.add(seconds / max(_cost(self._fit, held, tokens), LEAST_SECONDS), now)
 
-    def seconds(self, start: int, end: int, part: float = 0.5) -> float | None:
-        """This quantile of what computing tokens [start, end) of a longer prompt adds; None while too little is known.
+    def seconds(self, start: int, end: int) -> float | None:
+        """The median of what computing tokens [start, end) of a longer prompt adds; None while too little is known.
         Depths beyond those measured are extrapolated."""
-        ratio = self.ratios.quantile(part)
+        ratio = self.ratios.quantile(0.5)
         if self._fit is None or ratio is None or self.count < NEEDED:
             return None
         return ratio * (_cost(self._fit, start, end) - self._fit[0]) if end > start else 0.0

@@ -46,7 +46,8 @@ class KvpoolConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if plans and any(kind != FULL for kind, *_ in extra[KINDS_FIELD]):
             store_whole_blocks_alone(self.connector_scheduler)
-        self._prefills = Prefills(timings_of(self.connector_scheduler)) if plans else None
+        timings = timings_of(self.connector_scheduler) if plans else None
+        self._prefills = Prefills(timings) if timings is not None else None
 
     def on_new_request(self, request: Any) -> None:
         super().on_new_request(request)
@@ -64,11 +65,11 @@ class KvpoolConnector(OffloadingConnector):
         super().update_connector_output(connector_output)
 
 
-def timings_of(scheduler: Any) -> Timings:
-    """Those of our tier below the connector's scheduler; some that nobody reads where there is none."""
+def timings_of(scheduler: Any) -> Timings | None:
+    """Those of our tier below the connector's scheduler; None where there is none."""
     tiers = getattr(getattr(scheduler, "manager", None), "secondary_tiers", ())
     found = (getattr(tier, "timings", None) for tier in tiers)
-    return next((one for one in found if isinstance(one, Timings)), Timings())
+    return next((one for one in found if isinstance(one, Timings)), None)
 
 
 def kind_and_window(group: Any) -> tuple[str, int]:
