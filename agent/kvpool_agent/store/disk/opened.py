@@ -3,6 +3,7 @@
 A descriptor that is closed while a thread sits in a call on it may be another file's by the time the call goes on.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,23 +24,28 @@ class Opened:
         self._lock = threading.Lock()
         self._calls = 0
         self._given_up = False
+        self._slow_at: dict[object, float] = {}  # of calls that are under way
 
     @property
     def in_use(self) -> bool:
         """Whether a call on it has not come back."""
         return self._calls > 0
 
-    def call(self, lanes: Lanes, work: Callable[[Folder, Alive], T], until: float) -> T:
-        """As Lanes.call; NoThread, too, where the folder was given up. Raises DiskError in place of OSError."""
+    def call(self, lanes: Lanes, work: Callable[[Folder, Alive], T], until: float, patience: float = math.inf) -> T:
+        """As Lanes.call; NoThread, too, where the folder was given up. Raises DiskError in place of OSError. patience:
+        seconds after which the disk is a slow one, whether somebody still waits for the call or not."""
         with self._lock:
             if self._given_up:
                 raise NoThread
             self._calls += 1
 
         def run(alive: Alive) -> T:
+            this = object()
+            self._slow_at[this] = time.monotonic() + patience
             try:
                 return work(self._folder, alive)
             finally:
+                del self._slow_at[this]
                 self._leave()
 
         try:
@@ -51,7 +57,10 @@ class Opened:
             raise of(error) from None
 
     def patiently(self, lanes: Lanes, work: Callable[[Folder, Alive], T], seconds: float) -> T:
-        """A call whose end nobody else waits for: a disk that takes longer is a slow one."""
+        """A call whose end nobody else waits for: a disk that takes longer is a slow one, and so is one on which
+        another call has lasted longer than it may."""
+        if any(time.monotonic() >= at for at in list(self._slow_at.values())):
+            raise DiskError(SLOW, "a call that nobody waits for any more has not come back")
         try:
             return self.call(lanes, work, time.monotonic() + seconds)
         except (NoThread, LeftBehind):

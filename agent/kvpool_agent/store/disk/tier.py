@@ -136,7 +136,7 @@ class DiskTier:
             read.over()
             return "disk_failed"
         try:
-            sound = opened.call(self._reads, work, min(until, slow_at))
+            sound = opened.call(self._reads, work, min(until, slow_at), patience(size))
         except NoThread:
             read.over()
             return "busy"
