@@ -346,13 +346,13 @@ def test_a_dropped_parent_makes_orphans_of_its_children() -> None:
     assert arena.orphans() == []
 
 
-def test_a_block_that_says_it_is_its_own_parent_harms_nothing() -> None:
-    arena = Arena(2)
-    orphan(arena, 1, 1)
-    orphan(arena, 2, 2)
-    arena.drop(key(1))
-    assert arena.orphans() == [] and arena.placed() == []
-    put(arena, 3)
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_block_that_would_hang_below_itself_is_not_taken_since_nothing_could_make_it_go(length: int) -> None:
+    arena = Arena(3)
+    slots = arena.reserve(length, 0.0)
+    taken = [arena.commit(key(n), key((n + 1) % length), slots[n], b"", foreign=True) for n in range(length)]
+    assert taken == [*[True] * (length - 1), False]
+    assert len(arena.reserve(3, 0.0)) == 3
 
 
 def chain_of(length: int) -> list[int]:

@@ -216,9 +216,10 @@ class Arena:
             self._free.add(slots)
 
     def commit(self, key: bytes, parent: bytes, slot: int, tag: bytes, *, foreign: bool) -> bool:
-        """Publishes a filled slot as a block. False, and the slot is free again, when the block is here already."""
+        """Publishes a filled slot as a block. False, and the slot is free again, when the block is here already, or
+        would hang below itself."""
         with self._lock:
-            if key in self._index.blocks:
+            if not self._index.takes(key, parent):
                 self._free.add([slot])
                 return False
             if self._table is not None:
@@ -272,7 +273,7 @@ class Arena:
         when it is free."""
         with self._lock:
             self._unjudged.discard(slot)
-            if header is not None and header.key not in self._index.blocks:
+            if header is not None and self._index.takes(header.key, header.parent):
                 self._add(Block(header.key, slot, header.parent, header.tag, header.foreign))
                 return True
             if self._table is not None:

@@ -46,8 +46,19 @@ class Index:
     def has_children(self, key: bytes) -> bool:
         return key in self._children
 
+    def takes(self, key: bytes, parent: bytes) -> bool:
+        """Whether a block may come: one that is here may not, nor one that would hang below itself, as a member may
+        say of what it offers: no request could reach it, and nothing could make it go. Costs a step for each block
+        above it, where some below it are here already."""
+        if key in self.blocks:
+            return False
+        if key in self._children:
+            while (above := self.blocks.get(parent)) is not None:
+                parent = above.parent
+        return parent != key
+
     def add(self, block: Block) -> None:
-        """A block that was not here. Costs a step for each descendant that waited for its place."""
+        """A block that it takes. Costs a step for each descendant that waited for its place."""
         key = block.key
         self.blocks[key] = block
         self.foreign += block.foreign
@@ -77,8 +88,7 @@ class Index:
             self.feed.add(Change(key, block.head, held=False))
         self.orphans.discard(key)
         for child in self._children.get(key, ()):
-            if child in self.blocks:  # what says that it is its own parent is not
-                self.orphans.add(child, proved=not reachable)
+            self.orphans.add(child, proved=not reachable)
         if block.parent == NO_PARENT:
             self.heads.take(name_of(key))
             return None
