@@ -87,6 +87,16 @@ def test_a_whole_word_replaces_what_was_known_of_a_set() -> None:
     assert set(union.names.since(UNKNOWN).added) == {B, C}
 
 
+def test_changes_of_a_set_that_was_forgotten_meanwhile_are_not_taken_for_all_of_it() -> None:
+    union = Union()
+    union.told("x", Told(3, True, (A, B)))
+    union.forget("x")  # by one who knows its address as another's, while this one asks for changes
+    union.told("x", Told(4, False, (C,)))
+    assert (union.knows("x"), union.number("x"), union.names.since(UNKNOWN).added) == (False, UNKNOWN, ())
+    union.told("x", Told(4, True, (A, B, C)))
+    assert union.knows("x")
+
+
 def test_a_set_beyond_the_limit_of_all_is_not_known_and_asked_for_again_later() -> None:
     now = 0.0
     union = Union(limit=3, clock=lambda: now)

@@ -131,9 +131,11 @@ class Union:
             return of in self._numbers and of not in self._over
 
     def told(self, of: str, told: Told) -> None:
-        """Takes what a set has told since its last number."""
+        """Takes what a set has told since its last number: changes of one that was forgotten meanwhile are not all of
+        it, so it is asked for the whole next."""
         with self._lock:
-            if told.number == UNKNOWN or self._over.get(of, math.inf) <= self._clock():
+            known = told.whole or of in self._numbers
+            if told.number == UNKNOWN or not known or self._over.get(of, math.inf) <= self._clock():
                 self._forget(of)
                 return
             self._numbers[of] = told.number
