@@ -10,6 +10,8 @@ import csv
 import gzip
 import json
 import lzma
+import math
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import chain
@@ -51,7 +53,7 @@ def read(
             else:
                 for number, document in numbered:
                     yield _request(path, number, document, block_tokens)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise TraceError(f"{path}: it can't be read: {error}") from None
 
 
@@ -78,7 +80,7 @@ def _request(path: Path, number: int, document: dict[str, Any], block_tokens: in
     if not isinstance(tokens, int) or not isinstance(blocks, list) or not set(map(type, blocks)) <= {int}:
         raise TraceError(f"{path}, line {number}: write input_length, a number, and hash_ids, a list of numbers")
     at = document.get("timestamp", 0)
-    if not isinstance(at, int | float):
+    if not isinstance(at, int | float) or not math.isfinite(at):
         raise TraceError(f"{path}, line {number}: timestamp {at!r} is no number; write milliseconds")
     size = size if isinstance(size, int) and size > 0 else block_tokens
     return Request(tokens, blocks, size, at / 1000, str(document.get("session", "")), str(document.get("class", "")))

@@ -107,6 +107,7 @@ def test_azures_rows_share_nothing(tmp_path: Path) -> None:
     [
         ([], "it holds no request"),
         ([{**MOONCAKE[0], "timestamp": "now"}], "line 1: timestamp 'now' is no number; write milliseconds"),
+        ([{**MOONCAKE[0], "timestamp": float("nan")}], "line 1: timestamp nan is no number; write milliseconds"),
         (["{"], "line 1: it is not JSON"),
         (["[1]"], "line 1: it is no JSON object"),
         ([MOONCAKE[0], {"hash_ids": [1]}], "line 2: write input_length, a number, and hash_ids, a list of numbers"),
@@ -119,13 +120,15 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, lines: list[Any], sentence
         list(read(written(tmp_path / "t.jsonl", lines)))
 
 
-def test_a_file_that_is_not_there_or_cut_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_cut_or_damaged_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="it can't be read"):
         list(read(tmp_path / "none.jsonl"))
-    path = written(tmp_path / "t.jsonl.gz", MOONCAKE, gzip.open)
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(TraceError, match="it can't be read"):
-        list(read(path))
+    path = written(tmp_path / "t.jsonl.gz", MOONCAKE)
+    whole = gzip.compress(path.read_bytes())
+    for data in (whole[:-9], whole[:10] + b"\x07" + whole[11:]):  # behind its header a block of no known type
+        path.write_bytes(data)
+        with pytest.raises(TraceError, match="it can't be read"):
+            list(read(path))
 
 
 def test_a_replay_counts_tokens_of_leading_hits_after_the_warm_up() -> None:
