@@ -10,7 +10,7 @@ from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.flows import fetch as fetch_flow
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.peer.connection import PeerBusy
-from kvpool_agent.peer.rdma.transport import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pauses
+from kvpool_agent.peer.rdma.pauses import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pauses
 from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.policy.sketch import ERROR
 from kvpool_agent.store.slab import Slab
@@ -34,7 +34,7 @@ class Direct:
         self.brings, self.then, self.is_ready, self.before, self.each = brings, then, is_ready, before, each
         self.asked: list[int] = []
 
-    def ready(self, purpose: str) -> bool:
+    def ready(self, slab: Slab, purpose: str) -> bool:
         return self.is_ready
 
     def fetch(

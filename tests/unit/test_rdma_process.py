@@ -163,7 +163,9 @@ def test_no_more_reads_are_handed_over_than_the_queue_holds(asked: Asked) -> Non
     assert asked.silent()
 
 
-@pytest.mark.parametrize(("status", "reason"), [(10, "rdma_refused"), (12, "rdma_unreachable"), (4, "rdma_failed")])
+@pytest.mark.parametrize(
+    ("status", "reason"), [(9, "rdma_refused"), (10, "rdma_refused"), (12, "rdma_unreachable"), (4, "rdma_failed")]
+)
 def test_a_read_that_fails_is_told_by_name_when_its_queue_pair_is_gone(asked: Asked, status: int, reason: str) -> None:
     link = asked.linked()
     asked.device.status = status

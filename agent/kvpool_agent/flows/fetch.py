@@ -261,7 +261,7 @@ class Fetcher:
 
         def ask() -> bool:
             nonlocal rest
-            if self._direct is not None and self._direct.ready(purpose):
+            if self._direct is not None and self._direct.ready(slab, purpose):
                 asked, came = rest, set[int]()
 
                 def direct(index: int, tag: bytes, slot: int) -> None:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from kvpool_agent.account import Account
 from kvpool_agent.peer.bounds import Gate
-from kvpool_agent.peer.connection import PeerBusy
+from kvpool_agent.peer.connection import BUSY_RETRY_SECONDS, PROGRESS_SECONDS, PeerBusy
 from kvpool_agent.peer.lend import Lot
 from kvpool_agent.peer.lending import MAX_LENT
-from kvpool_agent.peer.serve import BUSY_RETRY_SECONDS, read_seconds
+from kvpool_agent.peer.serve import read_seconds
 from kvpool_agent.policy.purposes import DEMAND, LENT_BYTES, STREAM_BYTES, Purposes, default_purposes
 from kvpool_agent.store.arena import Held
 from kvpool_agent.store.intact import intact
@@ -91,7 +91,9 @@ class Reading:
     def _lots(slab: Slab, keys: Sequence[bytes], window: int) -> Generator[Lot]:
         seconds = read_seconds(window * slab.slot_bytes)
         for start in range(0, len(keys), max(window, 1)):
-            lease, held = slab.arena.lease(keys[start : start + window], time.monotonic(), seconds)
+            # longer than the reader is told: its time begins when it hears of it, and its queue pair outlives it
+            leased = seconds + PROGRESS_SECONDS
+            lease, held = slab.arena.lease(keys[start : start + window], time.monotonic(), leased)
             try:
                 places = [None if one is None else (one.slot * slab.slot_bytes, one.tag) for one in held]
                 yield Lot(start, seconds, places, slab.slot_bytes * sum(one is not None for one in held))

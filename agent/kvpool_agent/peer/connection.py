@@ -5,6 +5,7 @@ import contextlib
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,8 @@ from kvpool_agent.identity.credentials import Certified, wall_clock
 from kvpool_agent.peer import frames
 from kvpool_contract.names import BLOCK_KEY_BYTES
 
+PROGRESS_SECONDS = 10.0  # within which the other end takes or says something, when it is its turn
+BUSY_RETRY_SECONDS = 0.2  # after which one who is told `busy` may ask again
 SILENCE_SECONDS = 10.0  # a source that says nothing for so long is gone, however far the deadline is
 RETIME_SECONDS = 0.01  # a deadline is told to the socket so often: inside TLS bytes come in pieces of 16 KiB
 RECORD_BYTES = 16 << 10  # most that one record of TLS holds
@@ -44,8 +47,10 @@ class Connection:
         self._retime_at = 0.0
         self.proved: frozenset[bytes] = frozenset()  # keys that the other side has proved to hold, see entitlement
         self.proved_at = float("-inf")
-        self.links: dict[bytes, object] = {}  # what this end reads a slab of the other end's by, by the slab's id
+        self.links: dict[bytes, object] = {}  # what this end reads a slab of the other end's by
         self._ties: dict[bytes, Callable[[], object]] = {}
+        self._tying = threading.Lock()  # of links and ties: who closes a connection need not be its thread
+        self._closed = False
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -201,21 +206,34 @@ class Connection:
             self.read_into(part)
             length -= len(part)
 
-    def tie(self, slab: bytes, link: object, end: Callable[[], object]) -> None:
-        """`end` is called when the connection is closed, or something else is tied to it for the same slab."""
-        before = self._ties.pop(slab, None)
+    def tie(self, name: bytes, link: object, end: Callable[[], object]) -> None:
+        """`end` is called once: when the connection is closed, or something else is tied to it by the same name. Raises
+        PeerError, after `end`, where the connection was closed meanwhile."""
+        with self._tying:
+            closed, before = self._closed, self._ties.pop(name, None)
+            if not closed:
+                self.links[name], self._ties[name] = link, end
         if before is not None:
             before()
-        self.links[slab], self._ties[slab] = link, end
+        if closed:
+            end()
+            raise PeerError("the connection is closed")
+
+    @property
+    def tied(self) -> bool:
+        """Whether something would have to be ended with this connection."""
+        return bool(self._ties)
 
     def end_links(self) -> None:
-        """Ends what is tied to this connection."""
-        self.links.clear()
-        while self._ties:
-            _, end = self._ties.popitem()
+        """Ends what is tied to this connection. Any thread may call, also while another one does."""
+        with self._tying:
+            ties, self._ties, self.links = self._ties, {}, {}
+        for end in ties.values():
             end()
 
     def close(self) -> None:
+        with self._tying:
+            self._closed = True
         self.end_links()
         with contextlib.suppress(OSError):
             # not that of a TLS socket, after which another thread's bytes would leave in clear

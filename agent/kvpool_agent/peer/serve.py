@@ -17,7 +17,14 @@ from kvpool_agent.keyring import Keyring
 from kvpool_agent.listen import accepted, address_of, listen
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.bounds import Gate, Pace
-from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError, keys_of
+from kvpool_agent.peer.connection import (
+    BUSY_RETRY_SECONDS,
+    PROGRESS_SECONDS,
+    Connection,
+    PeerBusy,
+    PeerError,
+    keys_of,
+)
 from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.lend import lend
 from kvpool_agent.peer.lending import Borrow, Join, Joined
@@ -35,10 +42,8 @@ MAX_HANDSHAKES = 64  # connections that have not said who they are
 HANDSHAKE_SECONDS = 5.0
 FRAME_SECONDS = 10.0  # from a request's first byte to its last
 IDLE_SECONDS = 120.0
-PROGRESS_SECONDS = 10.0
 LEAST_READ_RATE = 64 * 1024.0  # bytes per second; a slower reader would keep blocks from eviction for ever
 MAX_FETCH_SECONDS = 600.0  # whatever the asker says
-BUSY_RETRY_SECONDS = 0.2
 MAX_HOT = 65_536
 MAX_HEADS_SECONDS = 2.0  # that an answer waits for something to tell
 
@@ -319,16 +324,44 @@ class PeerServer:
                     served = False
         self._reply(connection, frames.FetchEnd(stopped) if served else frames.Refused("busy", BUSY_RETRY_SECONDS))
 
+    def _rate(self, purpose: str) -> float:
+        """Bytes per second that hold now."""
+        return self._purposes()[purpose].sending.bytes_per_second
+
+    def _in_time(self, purpose: str, size: int, before: int, until: float) -> bool:
+        """Waits until these bytes, and what is owed, allow others at the purpose's pace. False, and counted, where the
+        asker would not have waited for so long. before: bytes of the block or lot before, 0: there was none."""
+        pace, rate = self._paces[purpose], lambda: self._rate(purpose)
+        if pace.wait(size, rate, max(before, 1), until, hopeful=False) and time.monotonic() < until:
+            return True
+        self._count(f"bound_{purpose}_out_seconds")
+        return False
+
+    def _owe(self, purpose: str, size: int) -> None:
+        """For bytes that nobody has waited for."""
+        self._paces[purpose].owe(size, self._rate(purpose), max(size, 1))
+
+    @contextlib.contextmanager
+    def _ended(self, purpose: str) -> Iterator[None]:
+        """Counts a reader that stands still, goes away or is too slow."""
+        try:
+            yield
+        except PeerBusy:
+            raise
+        except PeerError:
+            self._count(f"reads_ended_{purpose}")
+            raise
+
     def _lend(self, connection: Connection, slab: bytes, keys: Sequence[bytes], purpose: str, until: float) -> bool:
-        pace = self._paces[purpose]
-
-        def in_time(size: int) -> bool:
-            """Whether the bytes of the lot before leave time for one more."""
-            rate = self._purposes()[purpose].sending.bytes_per_second
-            return pace.wait(size, lambda: rate, max(size, 1), until, hopeful=False)
-
-        with self._source.lots(slab, keys, purpose) as lots:
-            return lend(connection, lots, until, in_time, lambda blocks: self._source.taken(slab, purpose, blocks))
+        with self._source.lots(slab, keys, purpose) as lots, self._ended(purpose):
+            return lend(
+                connection,
+                lots,
+                len(keys) - 1,
+                lambda before: self._in_time(purpose, 0, before, until),
+                lambda size: self._owe(purpose, size),
+                lambda blocks: self._source.taken(slab, purpose, blocks),
+            )
 
     def _stream(
         self,
@@ -342,15 +375,7 @@ class PeerServer:
         Raises PeerBusy where that is all of them: it may be asked again. last: index of the last one."""
         sent = 0  # of the last block
         while True:
-            in_time = self._paces[purpose].wait(
-                sent,
-                lambda: self._purposes()[purpose].sending.bytes_per_second,
-                max(sent, 1),
-                until,
-                hopeful=False,
-            )
-            if not in_time or time.monotonic() >= until:
-                self._count(f"bound_{purpose}_out_seconds")
+            if not self._in_time(purpose, sent, sent, until):
                 if not sent:
                     raise PeerBusy(BUSY_RETRY_SECONDS)
                 return True
@@ -358,12 +383,9 @@ class PeerServer:
             if block is None:
                 return False
             index, tag, data = block
-            try:
+            with self._ended(purpose):
                 self._reply(connection, frames.Block(index, tag), data)
-            except PeerError:
-                self._count(f"reads_ended_{purpose}")
-                raise
             sent = len(data)
             if index == last:  # the asker need not wait for what the next one owes
-                self._paces[purpose].owe(sent, self._purposes()[purpose].sending.bytes_per_second, sent)
+                self._owe(purpose, sent)
                 return False

@@ -18,6 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="KVPOOL_RDMA_DEVICES names no two devices; see `make rdma`"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def devices() -> tuple[str, str]:
     return DEVICES[0], DEVICES[1]

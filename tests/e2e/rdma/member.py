@@ -1,14 +1,19 @@
-"""A member with an RDMA device, in the test's process: what moves blocks between agents, and nothing else of one.
+"""A member with an RDMA device, in the test's process: what moves blocks between agents, and nothing else of one. One
+that is to be killed is in a process of its own: `member.py DEVICE BLOCKS`.
 
 What a block's bytes are follows from its key, so every block in any arena can be checked. The device's own process is
 the agent's, and so are both arenas' memory and the connection between them.
 """
 
 import hashlib
+import os
 import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from replica import wait_for
 
@@ -18,10 +23,11 @@ from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.fetch import Fetcher, Wanted
 from kvpool_agent.flows.reading import Reading
 from kvpool_agent.keyring import Keyring
+from kvpool_agent.peer.connection import Connection
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.rdma.reader import Reader
-from kvpool_agent.peer.rdma.transport import Rdma
+from kvpool_agent.peer.rdma.transport import Link, Rdma
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.peer.tls import CLEAR, Transport
 from kvpool_agent.policy.purposes import Purposes, purposes
@@ -116,6 +122,10 @@ class RdmaMember:
     def until_withdrawn(self) -> None:
         until("nothing is registered", lambda: all(n.seen.registered == 0 for n in self.rdma._nics.values()))
 
+    def link(self, connection: Connection, slab: Slab | None = None) -> Link:
+        slab = slab or self.slab
+        return self.rdma.link(connection, slab, self.rdma.best(slab)[0])
+
     # -- blocks --------------------------------------------------------------------------------------
 
     def store(self, keys: Sequence[bytes], slab: Slab | None = None) -> None:
@@ -127,10 +137,12 @@ class RdmaMember:
             tag = tag_of(key, slab.view(slot))
             slab.arena.commit(key, keys[i - 1] if i else b"", slot, tag, foreign=False)
 
-    def fetch(self, other: "RdmaMember", keys: Sequence[bytes], seconds: float = WAIT, slab: Slab | None = None) -> str:
-        slab = slab or self.slab
+    def fetch(
+        self, other: "RdmaMember | str", keys: Sequence[bytes], seconds: float = WAIT, slab: Slab | None = None
+    ) -> str:
+        slab, address = slab or self.slab, other if isinstance(other, str) else other.address
         wanted = [Wanted(key, keys[i - 1] if i else b"") for i, key in enumerate(keys)]
-        return self.fetcher.fetch(slab, other.address, wanted, "demand", time.monotonic() + seconds)
+        return self.fetcher.fetch(slab, address, wanted, "demand", time.monotonic() + seconds)
 
     def holds(self, keys: Sequence[bytes], slab: Slab | None = None) -> int:
         """How many of the blocks are here; the bytes of each are compared with those that it must have."""
@@ -159,5 +171,32 @@ def members(*made: RdmaMember) -> Iterator[tuple[RdmaMember, ...]]:
             one.close()
 
 
+@contextmanager
+def alone(device: str, blocks: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A member in a process of its own, which holds chain("alone", blocks), and its address."""
+    command = [sys.executable, "-m", "rdma.member", device, str(blocks)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
 def until(what: str, holds: Callable[[], object]) -> None:
     wait_for(what, holds, WAIT, 0.02)
+
+
+def main() -> None:
+    device, blocks = sys.argv[1], int(sys.argv[2])
+    with members(RdmaMember("alone", [device], blocks + 8)) as (member,):
+        member.store(chain("alone", blocks))
+        print(member.until_ready().address, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -31,7 +31,7 @@ def test_a_wrong_key_is_refused_and_a_new_queue_pair_reads_at_once(devices: tupl
         a.store(keys)
         a.until_ready(), b.until_ready()
         with b.dialer.asking(a.address, a.slab.id, SECONDS) as connection:
-            link = b.rdma.link(connection, b.slab)
+            link = b.link(connection)
             read(link)
             assert bytes(b.slab.view(0)) == bytes_of(keys[0])
             wrong = replace(link, there=replaced(link, key=link.there.key ^ 0x5500))
@@ -48,7 +48,7 @@ def test_nothing_beyond_a_slab_can_be_read(devices: tuple[str, str]) -> None:
     with members(RdmaMember("a", devices[:1]), RdmaMember("b", devices[1:])) as (a, b):
         a.until_ready(), b.until_ready()
         with b.dialer.asking(a.address, a.slab.id, SECONDS) as connection:
-            link = b.rdma.link(connection, b.slab)
+            link = b.link(connection)
             read(link, link.there.length - SLOT)
             with pytest.raises(RdmaError, match="rdma_refused"):
                 read(link, link.there.length - SLOT + 1)
@@ -95,9 +95,9 @@ def test_a_member_that_has_lost_its_right_reads_nothing_with_what_it_has_learnt(
         assert b.fetch(a, keys, slab=ours) == ""
         assert (b.holds(keys, ours), b.moved("rdma_in")[0]) == (4, 4)
         with b.dialer.asking(a.address, ours.id, SECONDS) as connection:
-            learnt = b.rdma.link(connection, ours)
+            learnt = b.link(connection, ours)
             read(learnt)
-            public = b.rdma.link(connection, b.slab)
+            public = b.link(connection)
             read(public)
             # a queue pair of one slab opens no other, though the key is right
             with pytest.raises(RdmaError, match="rdma_refused"):

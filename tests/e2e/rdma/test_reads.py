@@ -123,4 +123,4 @@ def test_a_slab_whose_engine_has_failed_its_probe_can_be_read_no_more(devices: t
         assert (b.holds(keys), b.moved("rdma_in")[0]) == (4, 4)
         b.dialer.drop_idle(a.address)
         with b.dialer.asking(a.address, FORMAT, 10.0) as connection, pytest.raises(Exception, match="rdma_withdrawn"):
-            b.rdma.link(connection, b.slab)
+            b.link(connection)

@@ -32,8 +32,8 @@ Answer = TypeVar("Answer", bound=say.Request)
 class NicLost(RdmaError):  # noqa: N818 - named for what has happened
     """The device's process is gone. `safe`: so is every queue pair, and nothing lands any more."""
 
-    def __init__(self, detail: str, *, safe: bool) -> None:
-        super().__init__("rdma_process_ended", detail)
+    def __init__(self, reason: str, detail: str, *, safe: bool) -> None:
+        super().__init__(reason, detail)
         self.safe = safe
 
 
@@ -66,6 +66,7 @@ class Nic:
         self._last = 0
         self._ended = threading.Event()
         self._after: list[Callable[[], None]] = []
+        self._why: RdmaError | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -114,7 +115,9 @@ class Nic:
         with self._lock:
             self.in_flight += size
 
-    def close(self) -> None:
+    def close(self, why: RdmaError | None = None) -> None:
+        """why: told to those that wait for it."""
+        self._why = self._why or why
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -166,7 +169,8 @@ class Nic:
     def _give_up(self, detail: str) -> NoReturn:
         """Kills the process. Raises NicLost when it is dead, or is taking long to die."""
         self.close()
-        raise NicLost(f"{self.name}: {detail}", safe=self._ended.wait(END_SECONDS))
+        why = self._why or RdmaError("rdma_process_ended", detail)
+        raise NicLost(why.reason, f"{self.name}: {why.detail or detail}", safe=self._ended.wait(END_SECONDS))
 
     def _listen(self, control: socket.socket, process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -34,7 +34,7 @@ MAX_LINKS = 512
 IN_FLIGHT = 1024  # reads at a time over all queue pairs: all of them may fail at once, and each then completes
 SPINS = 64  # looks for a completion before it is waited for
 WAIT_SECONDS = 0.5
-STATUS_REMOTE_ACCESS, STATUS_RETRIES = 10, 12
+STATUS_REMOTE_INVALID, STATUS_REMOTE_ACCESS, STATUS_REMOTE_FAULT, STATUS_RETRIES = 9, 10, 11, 12
 _NUMBERS = 1 << 32
 
 
@@ -282,6 +282,8 @@ def told(status: int) -> tuple[str, str]:
     """What the status of a completion means."""
     if status == STATUS_REMOTE_ACCESS:
         return "rdma_refused", "the other side's key is not valid any more"
+    if status in (STATUS_REMOTE_INVALID, STATUS_REMOTE_FAULT):
+        return "rdma_refused", f"status {status} of a read"
     if status == STATUS_RETRIES:
         return "rdma_unreachable", "the other side does not acknowledge"
     return "rdma_failed", f"status {status} of a read"

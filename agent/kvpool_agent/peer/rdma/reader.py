@@ -2,7 +2,7 @@
 
 The member tells where blocks lie and how long they stay there; the device brings them; their tags are checked as over
 TCP, which also shows a block that has changed under the read. Whatever fails costs the connection, and the queue pair
-with it; the caller goes on over TCP, and this member is not read by RDMA for a while.
+with it, and the caller goes on over TCP. Where the other side is to blame it is not read by RDMA for a while.
 """
 
 import logging
@@ -38,9 +38,9 @@ class Reader:
     def __init__(self, rdma: Rdma, dialer: Dialer, account: Account) -> None:
         self._rdma, self._dialer, self._account = rdma, dialer, account
 
-    def ready(self, purpose: str) -> bool:
-        """Whether a fetch for this purpose may be tried: a probe's rows lie in no slab."""
-        return self._rdma.ready and purpose != PROBE
+    def ready(self, slab: Slab, purpose: str) -> bool:
+        """Whether a fetch into this slab for this purpose may be tried: a probe's rows lie in no slab."""
+        return purpose != PROBE and self._rdma.ready(slab)
 
     def fetch(
         self,
@@ -59,18 +59,21 @@ class Reader:
         if (pause := self._rdma.peers.why(address)) is not None:
             raise RdmaError(pause.reason, pause.detail)
         until = time.monotonic() + (deadline - time.monotonic()) / 2
+        nic, _ = self._rdma.best(slab)
         try:
             with self._dialer.asking(address, slab.id, until - time.monotonic()) as connection:
                 connection.until(until)
-                link = self._rdma.link(connection, slab)
+                link = self._rdma.link(connection, slab, nic)
                 read = _Read(self._account, slab, keys, slots, begins, landed, link, until)
                 connection.send(Borrow(slab.id, purpose, max(0.0, until - time.monotonic())), frames.pack_keys(keys))
                 stopped = read.all(connection)
                 connection.until(None)
         except RdmaError as error:
-            self._rdma.peers.failed(address, error)
-            log.info("RDMA with %s: %s", address, error)
-            raise
+            fault = self._rdma.own_fault(nic) if error.reason == "rdma_unreachable" else None
+            log.info("RDMA with %s: %s", address, fault or error)
+            if fault is None and error.theirs:
+                self._rdma.peers.failed(address, error)
+            raise fault or error from None
         except PeerBusy:
             raise
         except PeerError as error:  # the rest is asked for on another connection, which tells how the member is

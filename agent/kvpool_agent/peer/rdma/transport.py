@@ -8,7 +8,6 @@ from the change of a key file. A queue pair ends with the connection that it was
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.lending import End, Join, Joined
 from kvpool_agent.peer.rdma import nic as nics
 from kvpool_agent.peer.rdma import requests as say
+from kvpool_agent.peer.rdma.pauses import Pauses
 from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
@@ -31,7 +31,6 @@ TURN_SECONDS = 0.5
 LOOK_SECONDS, ANSWER_SECONDS = 5.0, 10.0
 OPEN_SECONDS = 10.0  # finding the way to another port may take the kernel seconds
 PIN_RATE = 64 * 2**20  # bytes per second that registering memory takes at least
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 WHOLE_ARENA = -1  # the slab by whose number all of it is registered once, to see whether it can be
 
 
@@ -52,45 +51,6 @@ class Link:
     nic: nics.Nic
     number: int
     there: Joined
-
-
-class Pauses:
-    """After a failure something is left alone for a while, twice as long each time."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, float, RdmaError]] = {}  # until when, for how long, why
-
-    def why(self, name: str) -> RdmaError | None:
-        """Why it is left alone now; None where it is not."""
-        with self._lock:
-            until, _, error = self._known.get(name, (0.0, 0.0, None))
-            return error if self._clock() < until else None
-
-    def last(self, name: str) -> RdmaError | None:
-        """What went wrong last, until it goes well again."""
-        with self._lock:
-            return self._known[name][2] if name in self._known else None
-
-    def failed(self, name: str, error: RdmaError) -> None:
-        with self._lock:
-            before = self._known.get(name, (0.0, 0.0, None))[1]
-            pause = min(2 * before or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-            self._known[name] = self._clock() + pause, pause, error
-
-    def succeeded(self, name: str) -> None:
-        with self._lock:
-            self._known.pop(name, None)
-
-    def forget(self, name: str) -> None:
-        """Whoever it was is there no more."""
-        self.succeeded(name)
-
-    def failures(self) -> list[tuple[str, RdmaError]]:
-        """What went wrong last with each that has not gone well since."""
-        with self._lock:
-            return [(name, error) for name, (_, _, error) in sorted(self._known.items())]
 
 
 class Rdma:
@@ -122,10 +82,9 @@ class Rdma:
     def wanted(self) -> bool:
         return self._asked != TCP
 
-    @property
-    def ready(self) -> bool:
-        """Whether a device is open."""
-        return bool(self._nics)
+    def ready(self, slab: Slab) -> bool:
+        """Whether a device is open by which blocks can be read into the slab now."""
+        return bool(self._usable(slab))
 
     def start(self) -> None:
         if not self.wanted:
@@ -161,13 +120,18 @@ class Rdma:
         if self._devices.why("") or (left and all(n in self._nics or self._devices.why(n) for n in left)):
             return
         try:
-            chosen = _chosen(nics.look(), wanted)
+            there = nics.look()
         except RdmaError as error:
             self._devices.failed("", error)
             self._told(error)
             return
         self._devices.succeeded("")
+        chosen = [name for name in there if name in wanted or not wanted]
         self._seen = tuple(chosen)
+        for name in set(wanted) - set(there):
+            if self._devices.why(name) is None:
+                absent = RdmaError("rdma_no_device", f"there is {', '.join(there)}, and not {name}")
+                self._failed(name, absent, told=not chosen)
         for name in chosen:
             if name not in self._nics and self._devices.why(name) is None:
                 self._open(name)
@@ -206,7 +170,7 @@ class Rdma:
                 self._nics.pop(name, None)
                 for key in [key for key in self._regions if key[0] == name]:
                     del self._regions[key]
-            nic.close()
+            nic.close(error)
             self._failed(name, error)
 
     def _register(self, name: str, nic: nics.Nic, slab: Slab) -> None:
@@ -224,11 +188,13 @@ class Rdma:
         if region is not None:
             self._account.count("rdma_keys_changed")
 
-    def _failed(self, name: str, error: RdmaError) -> None:
+    def _failed(self, name: str, error: RdmaError, *, told: bool = True) -> None:
+        """told: whether it is why none is used, where none is."""
         self._devices.failed(name, error)
         log.warning("RDMA: %s is not used: %s", name, error)
         self._account.count(f"device_{error.reason}")
-        self._told(error)
+        if told:
+            self._told(error)
 
     def _told(self, error: RdmaError) -> None:
         """The reason where no device is open."""
@@ -255,56 +221,80 @@ class Rdma:
 
     # -- joining -------------------------------------------------------------------------------------
 
-    def _best(self, slab: Slab) -> tuple[nics.Nic, Region]:
-        """The device with the least to do. Raises RdmaError where there is none."""
+    def _usable(self, slab: Slab) -> list[tuple[nics.Nic, Region]]:
         with self._lock:
             found = [(nic, self._regions.get((name, slab.number))) for name, nic in self._nics.items() if nic.alive]
-        ready = [(nic, region) for nic, region in found if region is not None]
-        if not ready:
+        return [(nic, region) for nic, region in found if region is not None]
+
+    def best(self, slab: Slab) -> tuple[nics.Nic, Region]:
+        """The device with the least to do. Raises RdmaError where there is none."""
+        usable = self._usable(slab)
+        if not usable:
             raise self._why or RdmaError("rdma_looking")
-        return min(ready, key=lambda one: (one[0].in_flight, one[0].seen.queue_pairs))
+        return min(usable, key=lambda one: (one[0].in_flight, one[0].seen.queue_pairs))
+
+    @staticmethod
+    def own_fault(nic: nics.Nic) -> RdmaError | None:
+        """What is wrong with this side's device, where something is: nobody is reached over a port that is down."""
+        try:
+            nic.look(LOOK_SECONDS)
+        except RdmaError as error:
+            return error
+        return None
 
     def join(self, connection: Connection, slab: Slab | None, other: End) -> Joined:
         """As the source: lets another member read from a slab that it is entitled to. Raises RdmaError."""
         if slab is None:
             raise RdmaError("rdma_withdrawn")
-        nic, region = self._best(slab)
+        nic, region = self.best(slab)
         made = nic.ask(partial(say.Create, slab=slab.number), say.Created, ANSWER_SECONDS)
         nic.ask(partial(say.Connect, link=made.link, end=other), say.Done, OPEN_SECONDS)
-        self._tie(connection, slab.id, nic, made.link)
+        self._tie(connection, slab.id + other.gid, nic, made.link)
         # the region of now: it may have been changed since, and its queue pairs are gone then
         return Joined(made.end, region.address, region.length, region.key)
 
-    def link(self, connection: Connection, slab: Slab) -> Link:
-        """As the reader: a queue pair to the member at the other end of the connection, for its slab of the same id.
-        Raises RdmaError, PeerError."""
-        there = connection.links.get(slab.id)
-        if isinstance(there, Link) and there.nic.alive:
+    def link(self, connection: Connection, slab: Slab, nic: nics.Nic) -> Link:
+        """As the reader: this device's queue pair to the member at the other end of the connection, for its slab of the
+        same id. Raises RdmaError, PeerError."""
+        name = slab.id + nic.name.encode()
+        there = connection.links.get(name)
+        if isinstance(there, Link) and there.nic is nic:
             return there
         if connection.version < frames.LENDING_VERSION:
             raise RdmaError("rdma_peer_without", "it speaks an older version")
-        nic, _ = self._best(slab)
         made = nic.ask(partial(say.Create, slab=slab.number), say.Created, ANSWER_SECONDS)
         try:
             answer = _asked(connection, Join(slab.id, made.end), slab.slot_bytes)
-            nic.ask(partial(say.Connect, link=made.link, end=answer.end), say.Done, OPEN_SECONDS)
+            self._connect(nic, made.link, answer.end)
         except BaseException:
             nic.drop(made.link)
             raise
         link = Link(nic, made.link, answer)
-        self._tie(connection, slab.id, nic, made.link, link)
+        self._tie(connection, name, nic, made.link, link)
         return link
 
-    def _tie(self, connection: Connection, slab: bytes, nic: nics.Nic, number: int, link: Link | None = None) -> None:
-        """The queue pair ends with the connection; another one for the same slab takes its place."""
-        with self._lock:
-            self._opened.add(connection)
+    @staticmethod
+    def _connect(nic: nics.Nic, link: int, end: End) -> None:
+        try:
+            nic.ask(partial(say.Connect, link=link, end=end), say.Done, OPEN_SECONDS)
+        except RdmaError as error:
+            if error.reason == "rdma_failed":  # no route to that address, or no neighbour that answers for it
+                raise RdmaError("rdma_unreachable", error.detail) from None
+            raise
+
+    def _tie(self, connection: Connection, name: bytes, nic: nics.Nic, number: int, link: Link | None = None) -> None:
+        """The queue pair ends with the connection; another one for the same slab and the same device of the reader's
+        takes its place. Raises PeerError."""
 
         def end() -> None:
             nic.drop(number)
             self._forget(connection)
 
-        connection.tie(slab, link, end)
+        connection.tie(name, link, end)
+        with self._lock:  # only now: what it has taken the place of has just been forgotten
+            self._opened.add(connection)
+        if not connection.tied:  # closed meanwhile
+            self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
         with self._lock:
@@ -345,14 +335,6 @@ class Rdma:
             why.detail if why is not None else "",
             devices,
         )
-
-
-def _chosen(there: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Of the devices that are there, those that are wanted: all where none is named. Raises RdmaError."""
-    chosen = [name for name in there if name in wanted or not wanted]
-    if not chosen:
-        raise RdmaError("rdma_no_device", f"there is {', '.join(there)}, and not {', '.join(wanted)}")
-    return chosen
 
 
 def _asked(connection: Connection, question: Join, slot_bytes: int) -> Joined:
