@@ -100,7 +100,7 @@ def test_an_audit_without_an_answer_is_not_told_as_a_clean_one(
 ) -> None:
     monkeypatch.setattr(release, "DIST", tmp_path)
     Service(monkeypatch, listed, control)
-    line = release.audit("agent")
+    line = release.audit("agent", release.silence_of_the_service())
     assert said in line
     assert ("NOT DONE" in line) == (not any(tmp_path.iterdir()))  # no answer leaves no file that looks like one
 
@@ -109,4 +109,4 @@ def test_a_known_vulnerability_ends_the_release(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(release, "DIST", tmp_path)
     Service(monkeypatch, BAD, BAD)
     with pytest.raises(SystemExit, match=r"known vulnerabilities of agent: {'x': \['CVE-1'\]}"):
-        release.audit("agent")
+        release.audit("agent", release.silence_of_the_service())
