@@ -44,7 +44,8 @@ class Nic:
     """A device's process that does at once what it is asked for."""
 
     def __init__(self, node: Node, name: str) -> None:
-        self.node, self.name, self.alive, self.in_flight = node, name, True, 0
+        self.node, self.name, self.alive = node, name, True
+        self.in_flight, self.queue_pairs = 0, 0
         self.seen = say.Seen(0, f"address of {name}", 4096, 0, 0)
         self.dropped, self.asked, self.made = list[int](), list[str](), 0
         node.nics[name] = self
@@ -143,21 +144,43 @@ def test_a_device_that_fails_is_left_and_the_other_one_goes_on_and_it_comes_back
     member = Member()
     member.turn()
     first, second = node.nics["one"], node.nics["two"]
-    assert member.rdma.best(member.slab)[0] is first
-    first.in_flight = SLOT
-    assert member.rdma.best(member.slab)[0] is second
     node.wrong["two"] = RdmaError("rdma_port_down")
     member.turn()
-    assert (second.alive, member.rdma.best(member.slab)[0]) == (False, first)
+    assert (first.alive, second.alive) == (True, False)
+    with member.rdma.reading(member.slab, SLOT) as one, member.rdma.reading(member.slab, SLOT) as other:
+        assert one is other is first
     assert member.devices == [("one", "ready", ""), ("two", "failed", "rdma_port_down")]
     del node.wrong["two"]
     member.turn()
-    assert member.rdma.best(member.slab)[0] is first  # its pause is not over
+    assert node.nics["two"] is second  # its pause is not over
     member.rdma._devices._known["two"] = (0.0, 1.0, RdmaError("rdma_port_down"))
     member.turn()
     again = node.nics["two"]
-    assert again is not second and member.rdma.best(member.slab)[0] is again
+    with member.rdma.reading(member.slab, SLOT) as one, member.rdma.reading(member.slab, SLOT) as other:
+        assert (one, other) == (first, again)
     assert member.account.counters == {"device_rdma_port_down": 1}
+
+
+def test_reads_go_to_the_device_with_the_least_on_its_way_and_queue_pairs_to_the_one_with_the_fewest(
+    node: Node, pair: tuple[Connection, Connection]
+) -> None:
+    member = Member()
+    member.turn()
+    first, second = node.nics["one"], node.nics["two"]
+    with member.rdma.reading(member.slab, 3 * SLOT) as one, member.rdma.reading(member.slab, SLOT) as other:
+        assert (one, other, first.in_flight, second.in_flight) == (first, second, 3 * SLOT, SLOT)
+        with member.rdma.reading(member.slab, SLOT) as third:
+            assert third is second
+    assert (first.in_flight, second.in_flight) == (0, 0)
+    for number in range(5):
+        member.rdma.join(pair[0], member.slab, End(1, 2, bytes(15) + bytes([number]), 4096, 16))
+    assert (first.queue_pairs, second.queue_pairs) == (3, 2)
+    node.wrong["Connect"] = RdmaError("rdma_failed")
+    with pytest.raises(RdmaError):
+        member.rdma.join(pair[0], member.slab, OTHERS[0])
+    assert (first.queue_pairs, second.queue_pairs, second.dropped) == (3, 2, [3])
+    pair[0].close()
+    assert (first.queue_pairs, second.queue_pairs) == (0, 0)
 
 
 # -- queue pairs of a connection ---------------------------------------------------------------------
@@ -274,12 +297,13 @@ def test_a_member_that_refuses_or_is_not_reached_is_left_alone(node: Node, pair:
     assert [(name, str(why)) for name, why in member.rdma.peers.failures()] == [("peer", "rdma_unreachable: no route")]
 
 
+@pytest.mark.parametrize(("asked", "reason"), [("Connect", "rdma_unreachable"), ("Create", "rdma_failed")])
 def test_nobody_is_reached_over_a_port_that_is_down_and_that_is_no_members_fault(
-    node: Node, pair: tuple[Connection, Connection]
+    node: Node, pair: tuple[Connection, Connection], asked: str, reason: str
 ) -> None:
     member = Member("one")
     member.turn()
-    node.wrong |= {"Connect": RdmaError("rdma_failed"), "one": RdmaError("rdma_port_down")}
+    node.wrong |= {asked: RdmaError(reason), "one": RdmaError("rdma_port_down")}
     assert fetched(member, Dialer(pair, JOINED)) == "rdma_port_down"
     assert member.rdma.peers.failures() == []
 

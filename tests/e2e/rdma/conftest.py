@@ -4,11 +4,15 @@ KVPOOL_RDMA_DEVICES names them, such as mlx5_0,mlx5_1; machine.py gives two made
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvpool_agent.peer.rdma import nic, transport
+
 DEVICES = [name for name in os.environ.get("KVPOOL_RDMA_DEVICES", "").split(",") if name]
+PATIENCE = float(os.environ.get("KVPOOL_PATIENCE", "1"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,3 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def devices() -> tuple[str, str]:
     return DEVICES[0], DEVICES[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """A device's process answers later where its processor is emulated, and is not at fault for it."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in (
+            (nic, "LOOK_SECONDS"), (nic, "START_SECONDS"),
+            (transport, "LOOK_SECONDS"), (transport, "ANSWER_SECONDS"), (transport, "OPEN_SECONDS"),
+        ):  # fmt: skip
+            patched.setattr(module, name, PATIENCE * getattr(module, name))
+        yield

@@ -10,11 +10,13 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rdma.cable import received
 from replica import wait_for
 
 from kvpool_agent.account import Account
@@ -124,7 +126,8 @@ class RdmaMember:
 
     def link(self, connection: Connection, slab: Slab | None = None) -> Link:
         slab = slab or self.slab
-        return self.rdma.link(connection, slab, self.rdma.best(slab)[0])
+        with self.rdma.reading(slab, 0) as nic:
+            return self.rdma.link(connection, slab, nic)
 
     # -- blocks --------------------------------------------------------------------------------------
 
@@ -188,6 +191,24 @@ def alone(device: str, blocks: int) -> Iterator[tuple[subprocess.Popen[str], str
 
 def until(what: str, holds: Callable[[], object]) -> None:
     wait_for(what, holds, WAIT, 0.02)
+
+
+@contextmanager
+def fetching(fetch: Callable[[], str]) -> Iterator[list[str]]:
+    """A fetch beside what happens meanwhile; how it ended is in the list afterwards."""
+    ended: list[str] = []
+    thread = threading.Thread(target=lambda: ended.append(fetch()))
+    thread.start()
+    try:
+        yield ended
+    finally:
+        thread.join(120)
+
+
+def until_reading(reader: RdmaMember, device: str, since: int) -> None:
+    """A read is on its way, and some of its bytes have come."""
+    until("a read is on its way", lambda: any(nic.in_flight for nic in reader.rdma._nics.values()))
+    until("its first bytes", lambda: received(device) > since + 2 * SLOT)
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class Nic:
         """arena: descriptor of the arena's memory, of `size` bytes."""
         self.name = name
         self.seen = say.Seen(0, "", 0, 0, 0)
-        self.in_flight = 0  # bytes
+        self.in_flight, self.queue_pairs = 0, 0  # bytes, and pairs in use: counted by who shares the work out
         self._arena, self._size = arena, size
         self._lock = threading.Lock()
         self._waiting: dict[int, concurrent.futures.Future[say.AnyRequest]] = {}
@@ -109,11 +109,6 @@ class Nic:
         self.seen = self.ask(say.Look, say.Seen, seconds)
         if self.seen.reason:
             raise RdmaError(self.seen.reason, self.seen.detail)
-
-    def load(self, size: int) -> None:
-        """So many bytes more, or fewer, are on their way by this device."""
-        with self._lock:
-            self.in_flight += size
 
     def close(self, why: RdmaError | None = None) -> None:
         """why: told to those that wait for it."""

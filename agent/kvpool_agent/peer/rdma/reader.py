@@ -17,7 +17,7 @@ from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.peer.lending import MAX_PLACES, Borrow, Lent, Returned, unpack_places
 from kvpool_agent.peer.rdma import requests as say
-from kvpool_agent.peer.rdma.nic import NicLost
+from kvpool_agent.peer.rdma.nic import Nic, NicLost
 from kvpool_agent.peer.rdma.segments import segments
 from kvpool_agent.peer.rdma.transport import Link, Rdma
 from kvpool_agent.peer.rdma.words import RdmaError
@@ -59,29 +59,34 @@ class Reader:
         if (pause := self._rdma.peers.why(address)) is not None:
             raise RdmaError(pause.reason, pause.detail)
         until = time.monotonic() + (deadline - time.monotonic()) / 2
-        nic, _ = self._rdma.best(slab)
-        try:
-            with self._dialer.asking(address, slab.id, until - time.monotonic()) as connection:
-                connection.until(until)
-                link = self._rdma.link(connection, slab, nic)
-                read = _Read(self._account, slab, keys, slots, begins, landed, link, until)
-                connection.send(Borrow(slab.id, purpose, max(0.0, until - time.monotonic())), frames.pack_keys(keys))
-                stopped = read.all(connection)
-                connection.until(None)
-        except RdmaError as error:
-            fault = self._rdma.own_fault(nic) if error.reason == "rdma_unreachable" else None
-            log.info("RDMA with %s: %s", address, fault or error)
-            if fault is None and error.theirs:
-                self._rdma.peers.failed(address, error)
-            raise fault or error from None
-        except PeerBusy:
-            raise
-        except PeerError as error:  # the rest is asked for on another connection, which tells how the member is
-            lost = RdmaError("rdma_connection_lost", str(error))
-            self._rdma.peers.failed(address, lost)
-            raise lost from None
+        with self._rdma.reading(slab, len(keys) * slab.slot_bytes) as nic:
+            try:
+                with self._dialer.asking(address, slab.id, until - time.monotonic()) as connection:
+                    connection.until(until)
+                    link = self._rdma.link(connection, slab, nic)
+                    read = _Read(self._account, slab, keys, slots, begins, landed, link, until)
+                    borrow = Borrow(slab.id, purpose, max(0.0, until - time.monotonic()))
+                    connection.send(borrow, frames.pack_keys(keys))
+                    stopped = read.all(connection)
+                    connection.until(None)
+            except RdmaError as error:
+                raise self._blamed(address, nic, error) from None
+            except PeerBusy:
+                raise
+            except PeerError as error:  # the rest is asked for on another connection, which tells how the member is
+                raise self._blamed(address, nic, RdmaError("rdma_connection_lost", str(error))) from None
         self._rdma.peers.succeeded(address)
         return stopped
+
+    def _blamed(self, address: str, nic: Nic, error: RdmaError) -> RdmaError:
+        """What has gone wrong, and the member is left alone where it, or the way to it, is to blame."""
+        # what a read fails with when the own port is down depends on the driver
+        unclear = error.reason in ("rdma_unreachable", "rdma_failed")
+        fault = self._rdma.own_fault(nic) if unclear else None
+        log.info("RDMA with %s: %s", address, fault or error)
+        if fault is None and error.theirs:
+            self._rdma.peers.failed(address, error)
+        return fault or error
 
 
 @dataclass
@@ -150,7 +155,6 @@ class _Read:
         size, nic = self.slab.slot_bytes, self.link.nic
         parts = segments(((there, slot * size) for there, slot in moves), size)
         until = time.monotonic() + seconds
-        nic.load(len(moves) * size)
         try:
             for at in range(0, len(parts), say.MAX_SEGMENTS):
                 left = max(0.0, until - time.monotonic())
@@ -163,5 +167,3 @@ class _Read:
                 self.slots.clear()
                 nic.when_ended(lambda: self.slab.arena.give_back(stuck))
             raise
-        finally:
-            nic.load(-len(moves) * size)

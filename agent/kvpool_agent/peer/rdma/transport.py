@@ -8,7 +8,8 @@ from the change of a key file. A queue pair ends with the connection that it was
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,7 +85,8 @@ class Rdma:
 
     def ready(self, slab: Slab) -> bool:
         """Whether a device is open by which blocks can be read into the slab now."""
-        return bool(self._usable(slab))
+        with self._lock:
+            return bool(self._usable(slab))
 
     def start(self) -> None:
         if not self.wanted:
@@ -222,16 +224,28 @@ class Rdma:
     # -- joining -------------------------------------------------------------------------------------
 
     def _usable(self, slab: Slab) -> list[tuple[nics.Nic, Region]]:
-        with self._lock:
-            found = [(nic, self._regions.get((name, slab.number))) for name, nic in self._nics.items() if nic.alive]
+        found = [(nic, self._regions.get((name, slab.number))) for name, nic in self._nics.items() if nic.alive]
         return [(nic, region) for nic, region in found if region is not None]
 
-    def best(self, slab: Slab) -> tuple[nics.Nic, Region]:
+    def _best(self, slab: Slab) -> tuple[nics.Nic, Region]:
         """The device with the least to do. Raises RdmaError where there is none."""
         usable = self._usable(slab)
         if not usable:
             raise self._why or RdmaError("rdma_looking")
-        return min(usable, key=lambda one: (one[0].in_flight, one[0].seen.queue_pairs))
+        return min(usable, key=lambda one: (one[0].in_flight, one[0].queue_pairs))
+
+    @contextmanager
+    def reading(self, slab: Slab, size: int) -> Iterator[nics.Nic]:
+        """The device by which so many bytes are to be read into the slab: what it has to do until the context ends.
+        Raises RdmaError where there is none."""
+        with self._lock:
+            nic, _ = self._best(slab)
+            nic.in_flight += size
+        try:
+            yield nic
+        finally:
+            with self._lock:
+                nic.in_flight -= size
 
     @staticmethod
     def own_fault(nic: nics.Nic) -> RdmaError | None:
@@ -246,9 +260,15 @@ class Rdma:
         """As the source: lets another member read from a slab that it is entitled to. Raises RdmaError."""
         if slab is None:
             raise RdmaError("rdma_withdrawn")
-        nic, region = self.best(slab)
-        made = nic.ask(partial(say.Create, slab=slab.number), say.Created, ANSWER_SECONDS)
-        nic.ask(partial(say.Connect, link=made.link, end=other), say.Done, OPEN_SECONDS)
+        with self._lock:
+            nic, region = self._best(slab)
+            nic.queue_pairs += 1
+        made = self._made(nic, slab)
+        try:
+            self._connect(nic, made.link, other)
+        except BaseException:
+            self._drop(nic, made.link)
+            raise
         self._tie(connection, slab.id + other.gid, nic, made.link)
         # the region of now: it may have been changed since, and its queue pairs are gone then
         return Joined(made.end, region.address, region.length, region.key)
@@ -262,16 +282,32 @@ class Rdma:
             return there
         if connection.version < frames.LENDING_VERSION:
             raise RdmaError("rdma_peer_without", "it speaks an older version")
-        made = nic.ask(partial(say.Create, slab=slab.number), say.Created, ANSWER_SECONDS)
+        with self._lock:
+            nic.queue_pairs += 1
+        made = self._made(nic, slab)
         try:
             answer = _asked(connection, Join(slab.id, made.end), slab.slot_bytes)
             self._connect(nic, made.link, answer.end)
         except BaseException:
-            nic.drop(made.link)
+            self._drop(nic, made.link)
             raise
         link = Link(nic, made.link, answer)
         self._tie(connection, name, nic, made.link, link)
         return link
+
+    def _made(self, nic: nics.Nic, slab: Slab) -> say.Created:
+        """A queue pair, which counts already."""
+        try:
+            return nic.ask(partial(say.Create, slab=slab.number), say.Created, ANSWER_SECONDS)
+        except BaseException:
+            with self._lock:
+                nic.queue_pairs -= 1
+            raise
+
+    def _drop(self, nic: nics.Nic, link: int) -> None:
+        nic.drop(link)
+        with self._lock:
+            nic.queue_pairs -= 1
 
     @staticmethod
     def _connect(nic: nics.Nic, link: int, end: End) -> None:
@@ -287,7 +323,7 @@ class Rdma:
         takes its place. Raises PeerError."""
 
         def end() -> None:
-            nic.drop(number)
+            self._drop(nic, number)
             self._forget(connection)
 
         connection.tie(name, link, end)
