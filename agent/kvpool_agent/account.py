@@ -2,9 +2,9 @@
 
 import collections
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kvpool_contract.status import Event, Hits, Transfer, now
+from kvpool_contract.status import ARENA, Event, Hits, Transfer, now
 
 EVENTS_KEPT = 256
 ORIGINS_KEPT = 65_536  # 16 million tokens in blocks of 256; at its bound it takes 11 MiB
@@ -18,7 +18,9 @@ class Account:
         self._counters: collections.Counter[str] = collections.Counter()
         self._misses: collections.Counter[str] = collections.Counter()
         self._transfers: dict[str, list[int]] = {}
-        self._hits = [0, 0, 0]
+        self._computed = 0
+        self._found: dict[bool, collections.Counter[str]] = {False: collections.Counter(), True: collections.Counter()}
+        self._ways: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self._events: collections.deque[Event] = collections.deque(maxlen=EVENTS_KEPT)
         self._foreign: collections.OrderedDict[bytes, None] = collections.OrderedDict()
 
@@ -54,12 +56,27 @@ class Account:
         with self._lock:
             self._foreign.pop(key, None)
 
-    def request(self, hits: Iterable[bytes], computed: int) -> None:
-        """A finished request: the blocks of its prompt that were found, and how many were computed."""
+    def brought(self, key: bytes, way: str) -> None:
+        """A request's plan has brought a block into the arena from there (PEER or DISK)."""
         with self._lock:
-            for key in hits:
-                self._hits[2 if key in self._foreign else 1] += 1
-            self._hits[0] += computed
+            self._ways[key] = way
+            if len(self._ways) > ORIGINS_KEPT:
+                self._ways.popitem(last=False)
+
+    def forget_ways(self, keys: Iterable[bytes]) -> None:
+        """Whoever finds these next finds them in the arena."""
+        with self._lock:
+            for key in keys:
+                self._ways.pop(key, None)
+
+    def request(self, hits: Sequence[bytes], computed: int, places: Sequence[str]) -> None:
+        """A finished request: the blocks of its prompt that were found, and how many were computed. places: where the
+        first ones of them lay, which the engine itself held; the others came from the arena, or through it."""
+        with self._lock:
+            for i, key in enumerate(hits):
+                place = places[i] if i < len(places) else self._ways.get(key, ARENA)
+                self._found[key in self._foreign][place] += 1
+            self._computed += computed
 
     def foreign(self, keys: Iterable[bytes]) -> bool:
         """Whether another replica computed one of these."""
@@ -71,7 +88,8 @@ class Account:
     @property
     def hits(self) -> Hits:
         with self._lock:
-            return Hits(*self._hits)
+            local, shared = self._found[False], self._found[True]
+            return Hits(self._computed, local.total(), shared.total(), dict(local), dict(shared))
 
     @property
     def counters(self) -> dict[str, int]:

@@ -238,6 +238,7 @@ class SchedulerSide:
         outdated = context.req_id in self._outdated
         named = self._namespace(context.req_id)
         self._namespaces.pop(context.req_id, None)
+        device = self.timings.take_device(context.req_id)
         self._open.discard(context.req_id)
         self._outdated.discard(context.req_id)
         summary = self._plans.finish(context.req_id)
@@ -253,6 +254,7 @@ class SchedulerSide:
             "lost": summary.lost_blocks,
             "unknown": summary.unknown_blocks,
             "late": summary.late_blocks,
+            **({"device": device} if device >= 0 else {}),
             **({"timing": {**timing, "steps": self.timings.take_steps()}} if timing else {}),
             **named,
         }

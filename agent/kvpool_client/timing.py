@@ -30,6 +30,7 @@ class Timings:
     def __init__(self, beside: Callable[[], str] = lambda: "") -> None:
         """beside: what kvpool does now, `load`, `store` or nothing."""
         self._requests: dict[str, _Moments] = {}
+        self._on_device: dict[str, int] = {}
         self.beside = beside
         self._steps: dict[tuple[int, str], list[float]] = {}
 
@@ -46,6 +47,14 @@ class Timings:
 
     def arrived(self, request: str, now: float) -> None:
         self._requests[request] = _Moments(now)
+
+    def on_device(self, request: str, tokens: int) -> None:
+        """When the request was first looked at, the engine's device held so many tokens of its prompt."""
+        self._on_device.setdefault(request, tokens)
+
+    def take_device(self, request: str) -> int:
+        """The tokens that the device held; -1 where the engine's adapter has not said."""
+        return self._on_device.pop(request, -1)
 
     def began(self, request: str, held: int, tokens: int, now: float) -> None:
         """The request is in its first step: of `tokens` of its prompt the cache has `held`."""

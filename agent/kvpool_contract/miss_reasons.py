@@ -3,7 +3,11 @@
 from kvpool_contract.reason import Reason
 
 MISS_REASONS = (
-    Reason("never_published", "No live member holds the block.", "Nothing to do: it is computed and then shared."),
+    Reason(
+        "never_published",
+        "No live member holds the block, and none that was asked remembers that it made room.",
+        "Nothing to do: it is computed and then shared.",
+    ),
     Reason(
         "incompatible",
         "All live members that hold blocks have another format than this engine.",
@@ -11,7 +15,7 @@ MISS_REASONS = (
     ),
     Reason(
         "evicted",
-        "The block was held when it was asked for and gone when it was needed.",
+        "The block was held by a member, and made room before it was needed.",
         "Raise tiers.memory.size, here or at the member that held it.",
     ),
     Reason(

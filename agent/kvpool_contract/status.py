@@ -39,13 +39,20 @@ class Peer(msgspec.Struct, frozen=True):
     not_by_rdma: str = ""
 
 
+# where a block lay that a request found: in the engine's device or host cache (ENGINE: its client does not say which),
+# in the agent's arena before the request came, or at another member or on the disk until it came
+DEVICE, HOST, ENGINE, ARENA, PEER, DISK = PLACES = ("device", "host", "engine", "arena", "peer", "disk")
+
+
 class Hits(msgspec.Struct, frozen=True):
     """Prompt blocks of finished requests: computed here, found and once computed here (local), found and computed
-    by another replica (shared)."""
+    by another replica (shared); and of those found how many by place (PLACES)."""
 
     computed_blocks: int = 0
     local_blocks: int = 0
     shared_blocks: int = 0
+    local_by_place: dict[str, int] = {}
+    shared_by_place: dict[str, int] = {}
 
 
 class EngineTokens(msgspec.Struct, frozen=True):

@@ -219,6 +219,8 @@ class StandInEngine:
         keys = [engine_keys(tokens, group, salt) for group in self.groups]
         request = _Request(f"r{self.requests}", len(tokens), self.groups, keys, parameters)
         request.offer_all = self.side.new_request(request)
+        if (timings := getattr(self.side, "timings", None)) is not None and hasattr(timings, "on_device"):
+            timings.on_device(request.req_id, 0)  # it has no device: what it holds lies in its host pool
         if not self.token_seconds and hasattr(self.side, "timings"):  # a client of before times nothing
             self.side.timings.drop(request.req_id)
         return request

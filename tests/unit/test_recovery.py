@@ -230,7 +230,7 @@ def test_the_flow_counts_what_came_back_and_remembers_who_computed_it(life: Life
     assert RecoveryFlow(life.killed().slabs, account).run() == 2
     assert account.counters == {"recovered_blocks": 2, "discarded_slots": 1}
     assert [(e.word, e.detail) for e in account.events] == [("recovered", {"blocks": 2, "discarded": 1})]
-    account.request([key(1), key(2)], 0)
+    account.request([key(1), key(2)], 0, [])
     assert (account.hits.local_blocks, account.hits.shared_blocks) == (1, 1)
 
 

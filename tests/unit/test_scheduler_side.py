@@ -268,6 +268,7 @@ def test_what_the_agent_says_of_heads_holds_until_the_session_is_lost(side: Sche
     side.request_finished(unknown)
     ((header, _),) = side.session.posted
     assert (header["verb"], header["asked"], header["unknown"]) == ("finished", 0, 3)
+    assert "device" not in header  # nobody has said
     side.on_lost()
     assert side.lookup(KEYS[0], request(side, "b", KEYS[:3])) is Answer.RETRY
 
@@ -298,3 +299,14 @@ def test_frames_say_the_cache_namespace_of_their_request_and_of_one_that_is_apar
         )
         made.session.posted.clear()  # type: ignore[attr-defined]
     assert said == [{"namespace": "acme"}, {}, {}, {}]
+
+
+def test_what_the_device_held_of_a_request_when_it_was_first_looked_at_is_told_at_its_end(side: SchedulerSide) -> None:
+    asked = request(side, "a", KEYS[:3])
+    side.timings.on_device("a", 32)
+    side.timings.on_device("a", 48)  # again, in a later step
+    side.timings.drop("a")
+    side.request_finished(asked)
+    ((header, _),) = side.session.posted
+    assert header["device"] == 32
+    assert side.timings.take_device("a") == -1

@@ -11,7 +11,16 @@ from kvpool_agent.account import EVENTS_KEPT, Account
 from kvpool_agent.observe.engine import parse_tokens
 from kvpool_agent.observe.metrics import registry
 from kvpool_contract import status as contract
-from kvpool_contract.status import AgentStatus, EngineTokens, Hits, StatusError, Transfer, decode_status, encode_status
+from kvpool_contract.status import (
+    PLACES,
+    AgentStatus,
+    EngineTokens,
+    Hits,
+    StatusError,
+    Transfer,
+    decode_status,
+    encode_status,
+)
 
 
 def full(**change: Any) -> AgentStatus:
@@ -29,7 +38,7 @@ def full(**change: Any) -> AgentStatus:
         "format_fields": {"engine": "vllm", "groups": [["layer.0"]]},
         "arena": contract.Arena(1 << 30, 8192, 2, 1, 5, 6, contract.Capacity(21, 22, 23, 24, 25, 26, 27, 28)),
         "warm": contract.Warm(10, 9, 36864, 2.0, 18432.0, 20000.0, 0.5),
-        "hits": Hits(7, 8, 9),
+        "hits": Hits(7, 8, 9, {"device": 3, "disk": 5}, {"peer": 9}),
         "engine_tokens": EngineTokens(1, 2, 3, 4),
         "transfers": {"demand_in": Transfer(3, 12288), "store_in": Transfer(2, 8192)},
         "misses": {"evicted": 4, "never_published": 6},
@@ -104,9 +113,12 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         "kvpool_learnt_addresses": 15,
         "kvpool_head_filter": 1,
         "kvpool_known_heads": 16,
-        'kvpool_prompt_blocks_total{source="computed"}': 7,
-        'kvpool_prompt_blocks_total{source="local"}': 8,
-        'kvpool_prompt_blocks_total{source="shared"}': 9,
+        'kvpool_prompt_blocks_total{place="",source="computed"}': 7,
+        **{
+            f'kvpool_prompt_blocks_total{{place="{place}",source="{source}"}}': blocks
+            for source, found in (("local", {"device": 3, "disk": 5}), ("shared", {"peer": 9}))
+            for place, blocks in {**dict.fromkeys(PLACES, 0), **found}.items()
+        },
         'kvpool_missed_blocks_total{reason="evicted"}': 4,
         'kvpool_missed_blocks_total{reason="never_published"}': 6,
         'kvpool_transfer_bytes_total{transfer="demand_in"}': 12288,
@@ -201,8 +213,21 @@ def test_hits_are_local_or_shared_by_who_computed_the_block() -> None:
     account.computed_elsewhere(b"a")
     account.computed_elsewhere(b"b")
     account.computed_here(b"b")
-    account.request([b"a", b"b", b"c"], computed=2)
-    assert account.hits == Hits(computed_blocks=2, local_blocks=2, shared_blocks=1)
+    account.request([b"a", b"b", b"c"], 2, ["host", "host", "host"])
+    assert account.hits == Hits(2, 2, 1, {"host": 2}, {"host": 1})
+
+
+def test_a_hit_says_where_the_block_lay_and_what_was_brought_lies_in_the_arena_for_the_next() -> None:
+    account = Account()
+    for key, way in ((b"d", "peer"), (b"e", "disk")):
+        account.brought(key, way)
+    account.computed_elsewhere(b"d")
+    chain = [b"a", b"b", b"c", b"d", b"e"]
+    account.request(chain, 0, ["device", "host"])
+    assert account.hits == Hits(0, 4, 1, {"device": 1, "host": 1, "arena": 1, "disk": 1}, {"peer": 1})
+    account.forget_ways(chain)
+    account.request(chain[3:], 0, [])
+    assert (account.hits.local_by_place["arena"], account.hits.shared_by_place) == (2, {"peer": 1, "arena": 1})
 
 
 def test_the_account_adds_up_and_keeps_a_bounded_log() -> None:

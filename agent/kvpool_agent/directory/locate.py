@@ -39,11 +39,12 @@ HANDFUL = 4  # other members that are asked themselves, however short the chain 
 class Holders:
     """For each chain that was asked for, by address, which of its blocks a member holds. `reason` says why nobody may
     hold the others; `asked`: for each chain, how many of its blocks from the first on somebody was asked about who
-    answered."""
+    answered; `gone`: for each chain, which of its blocks a member that was asked itself has held and let go."""
 
     held: list[dict[str, Sequence[bool]]]
     reason: str
     asked: Sequence[int] = ()
+    gone: Sequence[frozenset[int]] = ()
 
     def reason_at(self, chain: int, end: int) -> str:
         """Why the run of a chain ends here, for all that was answered."""
@@ -60,8 +61,8 @@ class _Call:
     as_home: bool
 
 
-# by address, for each key that was asked for, whether it is held there
-_Answer = Mapping[str, Sequence[bool]]
+# by address, for each key that was asked for, whether it is held there: the bytes of frames.Located
+_Answer = Mapping[str, Sequence[int]]
 
 
 class Locator:
@@ -122,7 +123,8 @@ class Locator:
             reached = self._ask_homes(table, homes, slab, until, usable)
         silent = len(reached) < len(table.pieces)
         rest_reason = "breaker_open" if len(usable) < len(live) else "never_published"
-        return Holders(table.held(), "directory_unreachable" if silent else rest_reason, table.reached(reached))
+        reason = "directory_unreachable" if silent else rest_reason
+        return Holders(table.held(), reason, table.reached(reached), table.gone())
 
     def _ask_homes(
         self, table: Table, homes: Homes, slab: bytes, until: float, usable: Sequence[Member]
@@ -199,7 +201,7 @@ class Locator:
         keys, address, seconds = table.keys(call.pieces), call.member.address, until - time.monotonic()
         if call.as_home:
             return self._addressed(self._dialer.where(address, keys, seconds, self._moved), usable)
-        return {address: self._dialer.locate(address, slab, keys, seconds, self._moved)}
+        return {address: self._dialer.located(address, slab, keys, seconds, self._moved)}
 
     @staticmethod
     def _addressed(found: Sequence[tuple[tuple[str, str], list[bool]]], usable: Sequence[Member]) -> _Answer:

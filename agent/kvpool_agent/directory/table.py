@@ -7,6 +7,7 @@ their keys, one after the other.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvpool_agent.peer.frames import HELD, MADE_ROOM
 from kvpool_agent.policy.groups import groups_of
 
 
@@ -29,6 +30,7 @@ class Table:
         self._chains = chains
         self._starts = starts or [0] * len(chains)
         self._held: list[dict[str, list[bool]]] = [{} for _ in chains]
+        self._gone: list[set[int]] = [set() for _ in chains]
         self.pieces: list[Piece] = []
         for number, (chain, first) in enumerate(zip(chains, self._starts, strict=True)):
             length = min(len(chain), first + most)
@@ -44,21 +46,26 @@ class Table:
     def keys(self, pieces: Iterable[Piece]) -> list[bytes]:
         return [key for piece in pieces for key in self._chains[piece.chain][piece.start : piece.end]]
 
-    def add(self, pieces: Sequence[Piece], answer: Mapping[str, Sequence[bool]]) -> None:
-        """answer: for each address a row over `keys(pieces)`."""
+    def add(self, pieces: Sequence[Piece], answer: Mapping[str, Sequence[int]]) -> None:
+        """answer: for each address a row over `keys(pieces)`, of bytes as in frames.Located."""
         for address, row in answer.items():
             at = 0
             for piece in pieces:
                 part = row[at : at + piece.end - piece.start]
                 at += piece.end - piece.start
-                if any(part):
+                self._gone[piece.chain].update(i for i, state in enumerate(part, piece.start) if state == MADE_ROOM)
+                if HELD in part:
                     known = self._held[piece.chain].setdefault(address, [False] * len(self._chains[piece.chain]))
-                    for i, held in enumerate(part, piece.start):
-                        known[i] = known[i] or held
+                    for i, state in enumerate(part, piece.start):
+                        known[i] = known[i] or state == HELD
 
     def held(self) -> list[dict[str, Sequence[bool]]]:
         """For each chain, by address, which of its blocks are held there."""
         return [dict(rows) for rows in self._held]
+
+    def gone(self) -> tuple[frozenset[int], ...]:
+        """For each chain, which of its blocks somebody held and let go; empty where there is none of any."""
+        return tuple(map(frozenset, self._gone)) if any(self._gone) else ()
 
     def reached(self, answered: Iterable[Piece]) -> list[int]:
         """For each chain, how many of its blocks from the first on lie in pieces about which there was an answer."""

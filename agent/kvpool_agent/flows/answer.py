@@ -61,9 +61,12 @@ class OwnBlocks:
             slab.slot_bytes if slab is not None else 0,
         )
 
-    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]:
+    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[int]:
         slab = self._slab(fingerprint)
-        return slab.arena.held(keys) if slab is not None else [False] * len(keys)
+        if slab is None:
+            return [0] * len(keys)
+        states = zip(slab.arena.held(keys), slab.arena.made_room(keys), strict=True)
+        return [frames.HELD if held else frames.MADE_ROOM if gone else 0 for held, gone in states]
 
     def description(self) -> bytes:
         slab = self._slabs.current
@@ -149,6 +152,6 @@ class OwnDirectory:
 
     def where(self, keys: Sequence[bytes]) -> list[tuple[tuple[str, str], list[bool]]]:
         slab = self._slabs.current
-        own = self._source.holds(slab.id, keys) if slab is not None else []
+        own = [state == frames.HELD for state in self._source.holds(slab.id, keys)] if slab is not None else []
         announced = self._entries.where(keys)
         return [(self._own, own), *announced[: frames.MAX_HOLDERS - 1]] if any(own) else announced

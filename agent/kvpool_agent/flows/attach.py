@@ -250,8 +250,7 @@ class EngineSession:
             case "forget":
                 self._on_forget(int(header["job"]))
             case "finished":
-                numbers = int(header["prompt"]), int(header["asked"]), int(header["loaded"])
-                shares = self._on_finished(slab, *numbers, frame.tail)
+                shares = self._on_finished(slab, header, frame.tail)
                 told_misses(handler.account, header)
                 if (timing := timing_of(header.get("timing"))) is not None:
                     handler.lookup.costs.served(timing, shares)
@@ -323,14 +322,14 @@ class EngineSession:
         number = lease * MAX_CACHE_NAMESPACES + slab.number
         self._port.send({"verb": "leased", "call": call, "lease": number, "slots": slots})
 
-    def _on_finished(self, slab: Slab | None, prompt: int, asked: int, loaded: int, tail: bytes) -> Shares:
+    def _on_finished(self, slab: Slab | None, header: dict[str, Any], tail: bytes) -> Shares:
         chains = self._by_group(tail)
         if not (reason := obstacle(self._groups)):
             if slab is not None:
                 keys = named_by(slab, chains, self._hash_bytes, slab.space.names[0])
-                return finish_request(self._handler.account, slab, self._groups, keys, prompt, asked, loaded)
-        elif asked >= 0:
-            prompt = min(prompt, len(chains[reference(self._groups)]))
+                return finish_request(self._handler.account, slab, self._groups, keys, header)
+        elif (asked := int(header["asked"])) >= 0:
+            prompt = min(int(header["prompt"]), len(chains[reference(self._groups)]))
             self._handler.account.miss(reason, prompt - asked)
         return Shares()
 

@@ -104,6 +104,7 @@ class DiskSource:
             left.discard(slot)
             if slab.arena.commit(entry.key, entry.parent, slot, entry.tag, foreign=False):
                 self._account.moved("disk_in", 1, slab.slot_bytes)
+                self._account.brought(entry.key, DISK)
             came(entry.key)
             return True
 

@@ -26,6 +26,7 @@ from kvpool_agent.policy.purposes import DEMAND, Purposes, Receiving, default_pu
 from kvpool_agent.store.arena import MayGo
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
+from kvpool_contract.status import PEER
 
 log = logging.getLogger("kvpool.fetch")
 
@@ -237,6 +238,8 @@ class Fetcher:
         def commit(block: Wanted, tag: bytes, slot: int) -> None:
             nonlocal landed
             self._account.computed_elsewhere(block.key)
+            if purpose == DEMAND:
+                self._account.brought(block.key, PEER)
             landed += 1
             slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
             self._account.moved(f"{purpose}_in", 1, slab.slot_bytes)

@@ -1,4 +1,4 @@
-"""A request's end: its blocks count as heat, and its prompt blocks as computed, local or shared."""
+"""A request's end: its blocks count as heat, and its prompt blocks as computed, local or shared, by where they lay."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from kvpool_agent.account import Account
 from kvpool_agent.costs import Shares
 from kvpool_agent.store.slab import Slab
 from kvpool_client.groups import FULL, Group, reference
+from kvpool_contract.status import DEVICE, ENGINE, HOST
 
 
 def finish_request(
@@ -15,24 +16,30 @@ def finish_request(
     slab: Slab,
     groups: Sequence[Group],
     chains: Sequence[Sequence[bytes]],
-    prompt_blocks: int,
-    asked: int,
-    loaded: int,
+    header: Mapping[str, Any],
 ) -> Shares:
-    """chains: all block keys of the request by group, in order. In blocks of the reference group: prompt_blocks, those
-    of the prompt; asked: index of the first block that the engine did not hold, -1 when it held the whole prompt;
-    loaded: how many it took from here. Returns what of it was shared."""
+    """chains: all block keys of the request by group, in order. header: what the client tells, in blocks of the
+    reference group: prompt, those of the prompt; asked, index of the first block that the engine did not hold, -1 when
+    it held the whole prompt; loaded, how many it took from here; unknown, of a request that the client has answered
+    itself, by the heads that it was told. device: tokens that the engine's device held, where it says. Returns what of
+    it was shared."""
+    asked, loaded = int(header["asked"]), int(header["loaded"])
     place = reference(groups)
     chain = chains[place]
-    prompt = min(prompt_blocks, len(chain))
+    prompt = min(int(header["prompt"]), len(chain))
     found = prompt if asked < 0 else min(asked + loaded, prompt)
     hits = chain[:found]
     if groups[place].kind != FULL and 0 <= asked < found:
         # of a window's blocks the last alone come; by whom they were computed goes for the prefix that they stand for
         hits = [*chain[:asked], *[chain[found - 1]] * (found - asked)]
-    account.request(hits, prompt - found)
     size = groups[place].block_tokens
     start = found if asked < 0 else min(asked, found)
+    account.request(hits, prompt - found, _where(start, int(header.get("device", -1)), size))
+    account.forget_ways(chain)
+    if int(header.get("unknown", 0)) > 0:
+        let_go = sum(slab.arena.made_room(chain[max(0, asked) : prompt]))
+        account.miss("evicted", let_go)
+        account.miss("never_published", max(0, int(header["unknown"]) - let_go))
     shares = Shares(
         start * size,
         found * size,
@@ -59,10 +66,18 @@ def finish_request(
     return shares
 
 
+def _where(held: int, device_tokens: int, block_tokens: int) -> list[str]:
+    """Where the blocks lay that the engine held: the first ones on its device, as far as it says, the rest in its host
+    pool."""
+    if device_tokens < 0:
+        return [ENGINE] * held
+    device = min(held, device_tokens // block_tokens)
+    return [DEVICE] * device + [HOST] * (held - device)
+
+
 def told_misses(account: Account, header: Mapping[str, Any]) -> None:
-    """What became of blocks that were promised, and of a request that the client has answered itself, by the heads
-    that it was told. What was looked up is what the engine lacked of the prompt: each block of it was loaded or is a
-    miss for one reason."""
+    """What became of blocks that were promised. What was looked up is what the engine lacked of the prompt: each block
+    of it was loaded or is a miss for one reason."""
     if (asked := int(header["asked"])) >= 0:
         lacking = max(0, int(header["prompt"]) - asked)
         account.count("looked_up_blocks", lacking)
@@ -70,7 +85,5 @@ def told_misses(account: Account, header: Mapping[str, Any]) -> None:
     account.miss("no_room", int(header.get("without_room", 0)))
     account.miss("evicted", int(header.get("lost", 0)))
     account.miss("deadline", int(header.get("late", 0)))
-    unknown = int(header.get("unknown", 0))
-    if unknown > 0:
+    if int(header.get("unknown", 0)) > 0:
         account.count("lookups_ruled_out")
-        account.miss("never_published", unknown)

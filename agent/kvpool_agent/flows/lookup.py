@@ -48,6 +48,7 @@ SOURCES_TRIED = 4
 OWN_FAULTS = ("no_room", "just_restarted")  # with any source it would be the same
 
 LOADING_OFF, TOO_SLOW = "loading_off", "too_slow"
+NEVER_PUBLISHED, EVICTED = "never_published", "evicted"
 
 NO_LEASE = 0
 # (hits, lease, tried): for each group the indexes of the blocks that lie ready, kept by the lease; whether some were to
@@ -151,11 +152,13 @@ class LookupFlow:
         possible = max(possible, planned)
         bounds = came, max(came, admitted.boundary), planned, possible, max(reach, possible)
         at_came, at_admitted, at_planned, at_possible, at_reach = map(request.beyond, bounds)
-        self._miss(request, reason or "evicted", at_came - at_admitted)
+        let_go = _let_go(slab, request, found, at_reach) if rest_reason == NEVER_PUBLISHED else 0
+        self._miss(request, reason or EVICTED, at_came - at_admitted)
         self._miss(request, TOO_SLOW, at_admitted - at_planned)
         self._miss(request, "no_room", at_planned - at_possible)
         self._miss(request, "window_missing", at_possible - at_reach)
-        self._miss(request, rest_reason or "evicted", at_reach)
+        self._miss(request, EVICTED, let_go)
+        self._miss(request, rest_reason or EVICTED, at_reach - let_go)
         return hits, lease, admitted.boundary > first_lacking(request.blocks)
 
     def _from_other_epoch(self, slab: Slab, request: Request, end: int, deadline: float) -> None:
@@ -271,6 +274,22 @@ class LookupFlow:
             if sound:
                 return boundary, hits, lease
             slab.arena.release(lease)
+
+
+def _let_go(slab: Slab, request: Request, found: Holders, blocks: int) -> int:
+    """How many of the last so many blocks of the prompt somebody has held and let go. One that is still held somewhere,
+    behind a gap, is out of reach for the same reason as the one before it."""
+    number = request.place_of(0)[0]
+    keys = request.keys[number]
+    start = len(keys) - blocks
+    elsewhere = found.gone[number] if found.gone else frozenset()
+    gone = [here or i in elsewhere for i, here in enumerate(slab.arena.made_room(keys[start:]), start)]
+    held = anywhere(in_arena(slab, request), found)[number][start:]
+    count, last = 0, False
+    for was, still in zip(gone, held, strict=True):
+        last = last if still else was
+        count += last
+    return count
 
 
 def _sooner(deadline: float, others: bool) -> float:

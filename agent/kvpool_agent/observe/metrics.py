@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kvpool_agent.observe.costs import families, of_benefit
 from kvpool_agent.policy import validity
-from kvpool_contract.status import AgentStatus, Capacity, Disk, Reuse, Transport
+from kvpool_contract.status import PLACES, AgentStatus, Capacity, Disk, Reuse, Transport
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)", "Draining")
 CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
@@ -58,10 +58,13 @@ class StatusCollector:
         yield from families(status.costs)
         yield from _transport(status.transport)
         yield from of_benefit(status)
-        hits = CounterMetricFamily("kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source"])
-        hits.add_metric(["computed"], status.hits.computed_blocks)
-        hits.add_metric(["local"], status.hits.local_blocks)
-        hits.add_metric(["shared"], status.hits.shared_blocks)
+        hits = CounterMetricFamily(
+            "kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source", "place"]
+        )
+        hits.add_metric(["computed", ""], status.hits.computed_blocks)
+        for source, found in (("local", status.hits.local_by_place), ("shared", status.hits.shared_by_place)):
+            for place in PLACES:
+                hits.add_metric([source, place], found.get(place, 0))
         yield hits
         misses = CounterMetricFamily("kvpool_missed_blocks", "Blocks looked up and not loaded", labels=["reason"])
         for reason, blocks in sorted(status.misses.items()):

@@ -119,18 +119,25 @@ class Dialer:
         self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None
     ) -> list[bool]:
         """For each key whether the member holds it; of a cache namespace that it holds no key of, nothing is asked."""
+        return [state == frames.HELD for state in self.located(address, fingerprint, keys, seconds, moved)]
+
+    def located(
+        self, address: str, fingerprint: bytes, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None
+    ) -> bytes:
+        """As locate, the bytes of frames.Located."""
+        nothing = bytes(len(keys))
         if self._is_stranger(address, fingerprint):
-            return [False] * len(keys)
+            return nothing
         with self._lent(address, seconds) as connection, _tallied(connection, moved):
             if not self._shares(address, connection, fingerprint):
-                return [False] * len(keys)
+                return nothing
             connection.send(frames.Locate(fingerprint), frames.pack_keys(keys))
             message, tail_length = connection.receive()
             if isinstance(message, frames.Refused):
-                return [False] * len(keys)
+                return nothing
             if not isinstance(message, frames.Located) or tail_length != len(keys):
                 raise PeerError(f"bad answer to a lookup: {type(message).__name__} with {tail_length} bytes")
-            return [held == 1 for held in connection.read(tail_length)]
+            return connection.read(tail_length)
 
     def where(
         self, address: str, keys: Sequence[bytes], seconds: float, moved: Tally = lambda _: None

@@ -24,6 +24,7 @@ PROOF_VERSION = 4  # the first one with Entitle and Proof
 OFFER_VERSION = 5  # the first one with Offer
 LENDING_VERSION = 6  # the first one with Join and Borrow
 COPY_VERSION = 7  # the first one in which an offer may be of copies
+HELD, MADE_ROOM = 1, 2  # in the tail of Located
 MAX_HEADER = 64 << 10
 MAX_TAIL = 1 << 30
 MAX_KEYS = 16_384
@@ -88,7 +89,8 @@ class Locate(Message, tag="locate"):
 
 
 class Located(Message, tag="located"):
-    """Tail: one byte for each key, 1 where it is held."""
+    """Tail: one byte for each key: 1 where it is held, 2 where it was, and made room; a member of before takes that for
+    0."""
 
 
 class Fetch(Message, tag="fetch"):

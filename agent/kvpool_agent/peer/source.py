@@ -19,7 +19,9 @@ class Source(Protocol):
 
     def welcome(self, version: int) -> frames.Welcome: ...
 
-    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[bool]: ...
+    def holds(self, fingerprint: bytes, keys: Sequence[bytes]) -> Sequence[int]:
+        """For each key the byte of frames.Located."""
+        ...
 
     def description(self) -> bytes:
         """The packed fields of the format."""

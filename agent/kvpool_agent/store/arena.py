@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from kvpool_agent.policy.eviction import policy_of
 from kvpool_agent.store.displaced import Displaced
 from kvpool_agent.store.feed import Change
+from kvpool_agent.store.gone import Gone
 from kvpool_agent.store.headers import SlotHeader
 from kvpool_agent.store.index import Block, Index
 from kvpool_agent.store.leases import Leases
@@ -69,6 +70,7 @@ class Arena:
         self.spill: Spill | None = None
         self.evicted = 0  # blocks
         self.displaced = Displaced()
+        self._gone = Gone(slot_count)
         self._lock = threading.Lock()
         self._table = table
         self._writable_at = writable_at
@@ -114,6 +116,11 @@ class Arena:
         """For each key whether it is here."""
         with self._lock:
             return [key in self._index.blocks for key in keys]
+
+    def made_room(self, keys: Iterable[bytes]) -> list[bool]:
+        """For each key whether it lay here and made room, as far as that is remembered (kvpool_agent.store.gone)."""
+        with self._lock:
+            return [key in self._gone for key in keys]
 
     def keys(self) -> list[bytes]:
         with self._lock:
@@ -315,6 +322,7 @@ class Arena:
         block = blocks[key]
         self._forget(block, reachable=orphan is None, evicted=orphan is None)
         self.evicted += 1
+        self._gone.add(key)
         if copies and not block.foreign and orphan is None:
             self.displaced.note(key)
         spills = orphan is None and not block.foreign and self.spill is not None and self.spill(_held(block))

@@ -54,6 +54,11 @@ class KvpoolConnector(OffloadingConnector):
         if self._prefills is not None:
             self._prefills.new(request)
 
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        if self._prefills is not None:
+            self._prefills.looked_at(request, num_computed_tokens)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         if self._prefills is not None:
             self._prefills.scheduled(scheduler_output)

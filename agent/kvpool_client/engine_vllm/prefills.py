@@ -34,6 +34,11 @@ class Prefills:
         if self._timings is not None:
             self._waiting[request.request_id] = request
 
+    def looked_at(self, request: Any, device_tokens: int) -> None:
+        """The scheduler asks what can be loaded beyond these tokens, which the device holds."""
+        if self._timings is not None and request.request_id in self._waiting:
+            self._timings.on_device(request.request_id, device_tokens)
+
     def scheduled(self, step: Any) -> None:
         """A step was put together."""
         timings = self._timings

@@ -169,6 +169,19 @@ def attached_anew(replica: Replica, killed: str) -> bool:
 
 
 @pytest.mark.parametrize("pool", ["bfloat16"], indirect=True)
+def test_a_block_is_told_by_where_it_lay_on_the_engines_device_too(pool: Pool) -> None:
+    a, b = pool.replicas[:2]
+    tokens = prompt(9200, 3 * BLOCK + 5)
+    before = settle(b)["hits"]["shared_by_place"]
+    ask(a, tokens)
+    assert ask(b, tokens).tokens == by_source(pool=3 * BLOCK, computed=5)
+    assert ask(b, tokens).tokens == by_source(device=3 * BLOCK, computed=5)
+    after = settle(b)["hits"]["shared_by_place"]
+    assert {place: n - before.get(place, 0) for place, n in after.items() if n != before.get(place, 0)} == {
+        "peer": 3, "device": 3,
+    }  # fmt: skip
+
+
 def test_what_computing_and_loading_cost_is_measured_request_by_request(pool: Pool) -> None:
     a, b = pool.replicas[:2]
     before = {replica.name: replica.status()["costs"] for replica in (a, b)}

@@ -106,6 +106,7 @@ def test_a_container_that_comes_back_with_its_volume_serves_from_it_with_exact_c
     assert serve(node, "hot") == Served(pool=BLOCKS)
     status = node.until_blocks(BLOCKS)
     assert {what: moved.blocks for what, moved in status.transfers.items()} == {"disk_in": BLOCKS}
+    assert status.hits.local_by_place == {"disk": BLOCKS}
     misses_add_up(status, 0)
     assert serve(node, "once") == Served(computed=BLOCKS)
     misses_add_up(node.status(), BLOCKS)
