@@ -15,6 +15,7 @@ from kvpool_cli import injection, inspection, manifests, members, report
 from kvpool_cli.errors import EXIT_PROBLEM, EXIT_SKIPPED, InputError
 from kvpool_cli.manifests import ManifestError
 from kvpool_cli.plan_command import plan_command
+from kvpool_cli.prompts.command import why_miss_command
 from kvpool_contract.reasons import explain
 from kvpool_operator.desired.pool import PoolError
 from kvpool_operator.desired.quantity import QuantityError
@@ -129,6 +130,7 @@ def status(pool: str, namespace: str, members_file: str, output: str, kubeconfig
 
 
 main.add_command(plan_command)
+main.add_command(why_miss_command)
 
 
 def _read(filename: str) -> str:

@@ -1,0 +1,1 @@
+"""Why two prompts share less than they should: `kvpool why-miss`."""
