@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from replica import PATIENCE
 
 from kvpool_agent.peer.rdma import nic, transport
 
 DEVICES = [name for name in os.environ.get("KVPOOL_RDMA_DEVICES", "").split(",") if name]
-PATIENCE = float(os.environ.get("KVPOOL_PATIENCE", "1"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

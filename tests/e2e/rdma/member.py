@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from rdma.cable import received
-from replica import wait_for
+from replica import PATIENCE, WaitError, wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
@@ -43,6 +42,7 @@ POOL, FIELDS = "demo", {"engine": "rdma"}
 FORMAT = format_fingerprint(FIELDS)
 SLOT = 64 << 10
 WAIT = 60.0
+FETCH_SECONDS = PATIENCE * WAIT
 
 
 def chain(name: str, blocks: int) -> list[bytes]:
@@ -118,7 +118,10 @@ class RdmaMember:
 
     def until_ready(self) -> "RdmaMember":
         """Until a device is open and every slab can be read."""
-        wait_for("a device", lambda: self.rdma.ready and len(self.rdma._regions) >= len(self.slabs.all), WAIT, 0.02)
+        try:
+            wait_for("a device", lambda: len(self.rdma._regions) >= len(self.slabs.all), WAIT, 0.02)
+        except WaitError as error:
+            raise WaitError(f"{error}: {self.rdma.snapshot()}") from None
         return self
 
     def until_withdrawn(self) -> None:
@@ -141,7 +144,7 @@ class RdmaMember:
             slab.arena.commit(key, keys[i - 1] if i else b"", slot, tag, foreign=False)
 
     def fetch(
-        self, other: "RdmaMember | str", keys: Sequence[bytes], seconds: float = WAIT, slab: Slab | None = None
+        self, other: "RdmaMember | str", keys: Sequence[bytes], seconds: float = FETCH_SECONDS, slab: Slab | None = None
     ) -> str:
         slab, address = slab or self.slab, other if isinstance(other, str) else other.address
         wanted = [Wanted(key, keys[i - 1] if i else b"") for i, key in enumerate(keys)]
@@ -178,8 +181,7 @@ def members(*made: RdmaMember) -> Iterator[tuple[RdmaMember, ...]]:
 def alone(device: str, blocks: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A member in a process of its own, which holds chain("alone", blocks), and its address."""
     command = [sys.executable, "-m", "rdma.member", device, str(blocks)]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -202,7 +204,7 @@ def fetching(fetch: Callable[[], str]) -> Iterator[list[str]]:
     try:
         yield ended
     finally:
-        thread.join(120)
+        thread.join(FETCH_SECONDS)
 
 
 def until_reading(reader: RdmaMember, device: str, since: int) -> None:

@@ -1,0 +1,95 @@
+"""Why a device is not used, each reason by its name: what the kernel, the libraries and the node say themselves."""
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rdma.cable import network_of
+from rdma.member import RdmaMember, chain, members, until
+
+from kvpool_agent.peer.rdma import nic as nics
+from kvpool_agent.peer.rdma.words import RdmaError
+
+CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+
+
+def reason(member: RdmaMember) -> str:
+    return member.rdma.snapshot().reason
+
+
+def limited() -> None:
+    """What an agent has whose container may lock little: in a child, before it becomes another program."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+    ctypes.CDLL(None).prctl(CAPBSET_DROP, CAP_IPC_LOCK)
+
+
+def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_tcp(
+    devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Limited:
+        """Of subprocess, what the device's process is started by."""
+
+        DEVNULL, PIPE, run = subprocess.DEVNULL, subprocess.PIPE, subprocess.run
+        Popen = partial(subprocess.Popen, preexec_fn=limited)
+
+    monkeypatch.setattr(nics, "subprocess", Limited)
+    with members(RdmaMember("a", (), kind="TCP"), RdmaMember("b", devices[1:])) as (a, b):
+        until("it was tried", lambda: reason(b) == "rdma_memlock")
+        (device,) = b.rdma.snapshot().devices
+        assert (device.name, device.state, device.reason) == (devices[1], "failed", "rdma_memlock")
+        keys = chain("one", 4)
+        a.store(keys)
+        assert b.fetch(a, keys) == ""
+        assert (b.holds(keys), b.moved("rdma_in"), b.counted("fallback")) == (4, (0, 0), {})
+
+
+def test_a_device_that_is_not_there_is_named_and_the_one_that_is_there_is_used(devices: tuple[str, str]) -> None:
+    with members(RdmaMember("a", (devices[0], "absent"))) as (a,):
+        a.until_ready()
+        seen = a.rdma.snapshot()
+        assert (seen.in_use, seen.reason) == ("RDMA", "")
+        states = [(one.name, one.state, one.reason) for one in seen.devices]
+        assert states == [(devices[0], "ready", ""), ("absent", "failed", "rdma_no_device")]
+        assert a.counted("device") == {"device_rdma_no_device": 1}
+
+
+def other_release(path: Path) -> Path:
+    """A folder with the system's library as one of another release: its private symbols' version has another name."""
+    (library,) = Path(f"/usr/lib/{platform.machine()}-linux-gnu").glob("libibverbs.so.1")
+    content = library.read_bytes()
+    found = re.search(rb"IBVERBS_PRIVATE_(\d)(\d)\0", content)
+    assert found is not None
+    digits = b"%02d" % ((int(found[1] + found[2]) + 1) % 100)
+    (path / "libibverbs.so.1").write_bytes(content.replace(found[0], b"IBVERBS_PRIVATE_%b\0" % digits))
+    return path
+
+
+def test_libraries_of_different_releases_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(other_release(tmp_path)))
+    with pytest.raises(RdmaError, match=r"rdma_mismatch: .*IBVERBS_PRIVATE"):
+        nics.look()
+
+
+def test_an_image_without_pyverbs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [path for path in os.environ["PYTHONPATH"].split(":") if not (Path(path) / "pyverbs").exists()]
+    monkeypatch.setenv("PYTHONPATH", ":".join(paths))
+    with pytest.raises(RdmaError, match=r"^rdma_no_pyverbs$"):
+        nics.look()
+
+
+def test_a_device_of_the_node_that_the_container_was_not_given_is_named(devices: tuple[str, str]) -> None:
+    network_of(devices[0])
+    given, taken = Path("/dev/infiniband"), Path("/dev/infiniband-taken")
+    given.rename(taken)
+    try:
+        with pytest.raises(RdmaError, match=f"rdma_device_not_given: the node has {', '.join(devices)}"):
+            nics.look()
+    finally:
+        taken.rename(given)
+    assert nics.look() == list(devices)
