@@ -230,9 +230,9 @@ def test_a_fast_source_that_turns_slow_is_refused_after_loads_that_end_at_the_so
 def test_without_the_slow_source_as_much_is_loaded_as_the_others_have(planner: Make) -> None:
     half = [i < BLOCKS // 2 for i in range(BLOCKS)]
     made = planner(Members({"fast": half, "slow": ALL}, fast=0.0, slow=0.0))
-    made.computing_costs(0.8)
+    made.computing_costs(8.0)
     made.path_costs("fast", 0.001)
-    made.path_costs("slow", 1.0)
+    made.path_costs("slow", 10.0)
     made.flow.admission._tried = {"slow": made.now}  # not now
     assert made.plan() == (BLOCKS // 2, {"too_slow": BLOCKS // 2})
     assert made.members.asked == [("fast", BLOCKS // 2)]
@@ -280,9 +280,9 @@ def test_what_installing_costs_is_asked_by_the_blocks_by_which_it_is_measured(pl
 
 def test_where_asking_takes_longer_than_computing_nobody_is_asked_and_that_is_a_miss_by_name(planner: Make) -> None:
     made = planner(Members({"a": ALL}, a=0.0))
-    made.computing_costs(0.01)
+    made.computing_costs(10.0)
     for _ in range(60):
-        made.costs.looked_up(0.5)
+        made.costs.looked_up(500.0)
     made.flow.admission._tried = {"lookup": made.now}
     assert made.plan() == (0, {"too_slow": BLOCKS})
     assert made.members.lookups == 0
@@ -293,10 +293,10 @@ def test_where_asking_takes_longer_than_computing_nobody_is_asked_and_that_is_a_
 
 def test_bytes_that_others_wait_for_count_as_waited_for(planner: Make) -> None:
     made = planner(Members({"a": ALL}, a=0.0))
-    made.computing_costs(0.8)
-    made.path_costs("a", 0.05)  # 0.4 s for the chain: it pays
+    made.computing_costs(8.0)
+    made.path_costs("a", 0.5)  # 4 s for the chain: it pays
     made.flow.admission._tried = {"a": made.now}
-    made.fetcher._wait_for("a", 8 * SLOT)  # another request's chain: 0.8 s for both
+    made.fetcher._wait_for("a", 8 * SLOT)  # another request's chain: 8 s for both
     assert made.plan() == (0, {"too_slow": BLOCKS})
     made.fetcher._wait_for("a", -8 * SLOT)
     assert made.plan() == (BLOCKS, {})
