@@ -18,6 +18,7 @@ from typing import NoReturn, TypeVar, cast
 import msgspec
 
 from kvpool_agent.peer.rdma import requests as say
+from kvpool_agent.peer.rdma.node import system_devices
 from kvpool_agent.peer.rdma.words import RdmaError
 
 log = logging.getLogger("kvpool.rdma")
@@ -38,7 +39,10 @@ class NicLost(RdmaError):  # noqa: N818 - named for what has happened
 
 
 def look() -> list[str]:
-    """Names of the devices of this container. Raises RdmaError with the reason where there is none to use."""
+    """Names of the devices of this container. Raises RdmaError with the reason where there is none to use. Most nodes
+    have none, and no process is started to find that out, minute by minute."""
+    if not system_devices():
+        raise RdmaError("rdma_no_device", "the node has no RDMA device")
     command = [sys.executable, "-m", MODULE, "--look"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LOOK_SECONDS, stdin=subprocess.DEVNULL)

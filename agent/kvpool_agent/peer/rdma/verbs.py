@@ -12,10 +12,10 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from kvpool_agent.peer.lending import End
+from kvpool_agent.peer.rdma.node import system_devices
 from kvpool_agent.peer.rdma.words import RdmaError
 
 PORT = 1
@@ -26,7 +26,6 @@ RETRIES = 6  # 7 means for ever
 ACK_TIMEOUT = 14  # 4.096 µs · 2^14 = 67 ms for each try
 COMPLETIONS = 4096
 MOST_READS = 16  # that a queue pair takes and gives at a time
-SYSTEM_DEVICES = Path("/sys/class/infiniband")
 
 
 def _flat(module: Any) -> dict[str, int]:
@@ -70,7 +69,7 @@ def devices() -> list[str]:
     from pyverbs.device import get_device_list
     from pyverbs.pyverbs_error import PyverbsRDMAError
 
-    there = sorted(path.name for path in SYSTEM_DEVICES.iterdir()) if SYSTEM_DEVICES.exists() else []
+    there = system_devices()
     try:
         found = [device.name for device in get_device_list()]
     except PyverbsRDMAError:

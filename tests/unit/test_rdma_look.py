@@ -1,0 +1,43 @@
+"""Devices are looked for in a process of its own, and where the kernel has none in no process at all."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpool_agent.peer.rdma import nic, node
+from kvpool_agent.peer.rdma.words import RdmaError
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The processes that were asked; each says that it can open mlx5_0."""
+    made: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        made.append(command)
+        found = {"devices": ["mlx5_0"], "reason": "", "detail": ""}
+        return subprocess.CompletedProcess(command, 0, json.dumps(found).encode())
+
+    monkeypatch.setattr(nic.subprocess, "run", run)
+    return made
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["no device", "no RDMA in the kernel"])
+def test_where_the_kernel_has_no_device_no_process_is_started(
+    loaded: bool, tmp_path: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "SYSTEM_DEVICES", tmp_path if loaded else tmp_path / "absent")
+    with pytest.raises(RdmaError) as told:
+        nic.look()
+    assert (told.value.reason, started) == ("rdma_no_device", [])
+
+
+def test_where_it_has_one_a_process_says_whether_it_can_be_used(
+    tmp_path: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(node, "SYSTEM_DEVICES", tmp_path)
+    assert (nic.look(), len(started)) == (["mlx5_0"], 1)
