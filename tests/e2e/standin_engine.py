@@ -183,7 +183,11 @@ class StandInEngine:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """A completion that came over HTTP, from another thread: the fields of Served; None where there is no such
-        endpoint."""
+        endpoint. With `known`, which no real engine takes, nothing is served: it says whether the prompt would be
+        looked for, or is taken for one that nobody knows."""
+        if body.get("known"):
+            (key, *_) = engine_keys(body["prompt"], self.groups[reference(self.groups)], body.get("cache_salt", ""))
+            return {"known": not self.side.heads.rule_out(key, time.monotonic())}
         asked = body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params")
         return asdict(self._serve([asked])[0]) if self._probe else None
 

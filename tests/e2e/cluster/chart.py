@@ -64,9 +64,6 @@ class Chart(Kube):
     def uninstall(self) -> None:
         self.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
 
-    def deployment(self, name: str) -> Any:
-        return json.loads(self.kubectl("get", "deployment", name, "-o", "json").stdout)
-
     def scale_to(self, name: str, replicas: int) -> None:
         """Returns when there are so many, ready, and no other pods of it."""
         self.scale(name, replicas)

@@ -87,6 +87,16 @@ class Kube:
         found = self.core.read_namespaced_pod(pod, self.namespace).status.init_container_statuses or []
         return sum(c.restart_count for c in found if c.name == AGENT)
 
+    def deployment(self, name: str) -> Any:
+        """As the API server writes it."""
+        apps: Any = client.AppsV1Api(self.core.api_client)
+        return json.loads(apps.read_namespaced_deployment(name, self.namespace, _preload_content=False).data)
+
+    def dry_pod(self, pod: dict[str, Any]) -> Any:
+        """What would come of this pod."""
+        made = self.core.create_namespaced_pod(self.namespace, pod, dry_run="All", _preload_content=False)
+        return json.loads(made.data)
+
     def scale(self, deployment: str, replicas: int) -> None:
         self.kubectl("scale", "deployment", deployment, f"--replicas={replicas}")
 

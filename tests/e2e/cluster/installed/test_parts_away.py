@@ -1,6 +1,5 @@
 """What goes on while a part of the operator is away, and what is told once it is back."""
 
-import json
 import time
 
 import pytest
@@ -11,7 +10,7 @@ from cluster import provider
 from cluster.chart import CONTROLLER, NAMESPACE, RELEASE, WEBHOOK, Chart
 from cluster.engines import Member, kvpool
 from cluster.kube import wait_for
-from cluster.standins import Served, StandIns, ask, deployment
+from cluster.standins import Served, StandIns, ask, deployment, wait_known
 from kvpool_contract.names import WORKER_PORT
 
 BLOCKS = 8
@@ -102,6 +101,7 @@ def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_ru
             assert ask(holder.pod.address, tokens) == Served(computed=BLOCKS)
             wait_for("its blocks", lambda m=holder, n=held: gauge(m, "kvpool_arena_blocks") >= n + BLOCKS, 30)
             wait_for("its head", lambda m=other, n=known: gauge(m, "kvpool_known_heads") > n, 30)
+            wait_known(other, tokens)
             assert ask(other.pod.address, tokens) == Served(pool=BLOCKS)
             turn += 1
             time.sleep(1)
@@ -141,7 +141,4 @@ def pod(name: str, annotations: dict[str, str]) -> dict[str, object]:
 
 def joins(standins: StandIns) -> bool:
     """Whether a pod would be joined now."""
-    answer = standins.core.create_namespaced_pod(
-        standins.namespace, pod("dry", {}), dry_run="All", _preload_content=False
-    )
-    return [c["name"] for c in json.loads(answer.data)["spec"].get("initContainers", [])] == JOINED
+    return [c["name"] for c in standins.dry_pod(pod("dry", {}))["spec"].get("initContainers", [])] == JOINED

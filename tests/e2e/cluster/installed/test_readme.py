@@ -10,7 +10,7 @@ from cluster.chart import CONTROLLER, NAMESPACE, WEBHOOK, Chart
 from cluster.engines import Member
 from cluster.images import ENGINE_IMAGE
 from cluster.kube import Kube, wait_for
-from cluster.standins import Served, ask, wait_probed
+from cluster.standins import Served, ask, wait_known, wait_probed
 
 BLOCKS = 8
 
@@ -48,6 +48,7 @@ def test_what_readme_says_installs_kvpool_and_two_replicas_share_and_a_third_joi
         assert ask(first.pod.address, prompt("p", BLOCKS)) == Served(computed=BLOCKS)
         wait_for("the first replica's blocks", lambda: first.status().arena.blocks == BLOCKS, 30)
         second.wait_for_blocks(first, BLOCKS)
+        wait_known(second, prompt("p", BLOCKS))
         assert ask(second.pod.address, prompt("p", BLOCKS)) == Served(pool=BLOCKS)
 
         llm.scale("chat", 3)

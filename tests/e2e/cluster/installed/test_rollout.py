@@ -3,7 +3,7 @@
 from cluster.engines import Member
 from cluster.kube import wait_for
 from cluster.observers import EndpointWatch, Traffic
-from cluster.standins import NAME, Served, StandIns, ask, sum_blocks
+from cluster.standins import NAME, Served, StandIns, ask, sum_blocks, wait_known
 
 BLOCKS = 8
 COLD = ("Ready(degraded)", "nothing_to_warm")
@@ -97,6 +97,7 @@ def test_a_rollout_of_another_format_is_never_called_warm_and_never_waits(standi
     assert ask(first.pod.address, tokens) == Served(computed=BLOCKS)
     wait_for("its blocks", lambda: first.status().arena.blocks == BLOCKS, 30)
     second.wait_for_blocks(first, BLOCKS)
+    wait_known(second, tokens)
     assert ask(second.pod.address, tokens) == Served(pool=BLOCKS)
 
 
