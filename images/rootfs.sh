@@ -22,7 +22,8 @@ cp "$repository/images/requirements-$part.txt" "$work/requirements.txt"
 # one call for all: a second one into the same folder would leave out the commands of one of the two
 echo "kvpool @ file://$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d' ' -f1)" >> "$work/requirements.txt"
 rm -rf "$root/opt/kvpool"
-"$python" -m pip install -q --disable-pip-version-check --root-user-action=ignore --no-compile \
+# whether they fit what is installed beside pip is no question here, and takes long to answer
+"$python" -m pip install -q --disable-pip-version-check --root-user-action=ignore --no-compile --no-warn-conflicts \
     --target "$root/opt/kvpool" --only-binary=:all: --implementation cp --python-version 3.11 \
     --platform "manylinux_2_28_$machine" --platform "manylinux_2_17_$machine" --platform "manylinux2014_$machine" \
     --no-deps --require-hashes -r "$work/requirements.txt"

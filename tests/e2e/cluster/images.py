@@ -33,6 +33,23 @@ IN_CLEAR = {"transport": {"tls": {"mode": "Disabled"}}}
 STANDIN = ("python3", "/standin/standin_pod.py")
 SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = "opt/kvpool"
+# of Debian, what no container reads: half of what each node would have to unpack
+UNNEEDED = tuple(
+    f"./{path}/"
+    for path in (
+        *(
+            "var/cache",
+            "var/lib/apt",
+            "usr/share/doc",
+            "usr/share/locale",
+            "usr/share/man",
+            "usr/share/perl",
+            "usr/share/zoneinfo",
+            "usr/lib/apt",
+        ),
+        *("usr/lib/x86_64-linux-gnu/perl", "usr/lib/x86_64-linux-gnu/perl-base", "usr/lib/udev"),
+    )
+)
 
 
 @contextmanager
@@ -42,15 +59,16 @@ def in_the_making(work: Path) -> Iterator[Callable[[Provided], None]]:
     if named():
         yield lambda cluster: None
         return
-    with ThreadPoolExecutor(2) as pool:
-        debian = pool.submit(_layer, work / "debian.tar", prepared("debian"), ".")
-        ours = pool.submit(_ours, work)
+    with ThreadPoolExecutor(3) as pool:
+        debian = pool.submit(_layer, work / "debian.tar", prepared("debian"), ".", _needed)
+        ours = [pool.submit(_ours, work, part) for part in ("agent", "operator")]
 
         def load(cluster: Provided) -> None:
             base = debian.result()
             images = [_Image(ENGINE_IMAGE, base, _standin(work), {"Entrypoint": list(STANDIN), "Env": [SEARCH_PATH]})]
             settings = {"Env": [SEARCH_PATH, f"PYTHONPATH=/{INSTALLED}"], "User": "10001:10001"}
-            images += [_Image(reference, base, layer, settings) for reference, layer in ours.result().items()]
+            layers = {reference: layer for part in ours for reference, layer in part.result().items()}
+            images += [_Image(reference, base, layer, settings) for reference, layer in layers.items()]
             load_image(cluster, _archive(work / "images.tar", images))
             shutil.rmtree(work)
 
@@ -73,26 +91,28 @@ class _Image:
     settings: dict[str, object]
 
 
-def _ours(work: Path) -> dict[str, _Layer]:
-    """Layers of our parts, by the images' names."""
-    root, earlier = work / "root", work / "earlier"
-    subprocess.run(["cp", "-a", "--reflink=auto", prepared("debian"), root], check=True)
-    layers = {}
-    for part, reference in (("operator", OPERATOR_IMAGE), ("agent", AGENT_IMAGE)):
-        script = REPOSITORY / "images" / "rootfs.sh"
-        subprocess.run([script, root, part], check=True, env={**os.environ, "PYTHON": sys.executable})
-        layers[reference] = _layer(work / f"{part}.tar", root / INSTALLED, INSTALLED)
+def _ours(work: Path, part: str) -> dict[str, _Layer]:
+    """Layers of one of our parts, by the images' names; of the agent the one of before, too."""
+    root, installed = work / f"{part}-root", work / f"{part}-root" / INSTALLED
+    # Debian's files are only read: links will do, where the cache lies on the same disk
+    if subprocess.run(["cp", "-al", prepared("debian"), root], stderr=subprocess.DEVNULL).returncode:
+        subprocess.run(["cp", "-a", "--reflink=auto", "-f", f"{prepared('debian')}/.", root], check=True)
+    script = REPOSITORY / "images" / "rootfs.sh"
+    subprocess.run([script, root, part], check=True, env={**os.environ, "PYTHON": sys.executable})
+    if part == "operator":
+        return {OPERATOR_IMAGE: _layer(work / "operator.tar", installed, INSTALLED)}
+    layers = {AGENT_IMAGE: _layer(work / "agent.tar", installed, INSTALLED)}
     # the earlier agent has the libraries of this one
     command = ["git", "-C", str(REPOSITORY), "archive", EARLIER_COMMIT, "agent"]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, f"the earlier agent needs the history of the repository: {done.stderr.decode()}"
+    earlier = work / "earlier"
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as found:
         found.extractall(earlier, filter="data")
     for package in (earlier / "agent").iterdir():
-        shutil.rmtree(root / INSTALLED / package.name)
-        package.rename(root / INSTALLED / package.name)
-    layers[EARLIER_IMAGE] = _layer(work / "earlier.tar", root / INSTALLED, INSTALLED)
-    return layers
+        shutil.rmtree(installed / package.name)
+        package.rename(installed / package.name)
+    return layers | {EARLIER_IMAGE: _layer(work / "earlier.tar", installed, INSTALLED)}
 
 
 def _standin(work: Path) -> _Layer:
@@ -103,9 +123,13 @@ def _standin(work: Path) -> _Layer:
     return _layer(work / "standin.tar", folder, "standin")
 
 
-def _layer(path: Path, folder: Path, place: str) -> _Layer:
+def _needed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if entry.name.startswith(UNNEEDED) else entry
+
+
+def _layer(path: Path, folder: Path, place: str, keep: Callable[..., tarfile.TarInfo | None] | None = None) -> _Layer:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as layer:
-        layer.add(folder, arcname=place)
+        layer.add(folder, arcname=place, filter=keep)
     with path.open("rb") as content:
         return _Layer(path, hashlib.file_digest(content, "sha256").hexdigest())
 

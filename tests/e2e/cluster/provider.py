@@ -104,7 +104,7 @@ def api_server_away(cluster: Provided) -> Iterator[None]:
 
 def _testbed(action: str, folder: Path, *arguments: str) -> str:
     command = [sys.executable, str(testbed() / "cluster.py"), action, *arguments, "--dir", str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
     return done.stdout
 
 
