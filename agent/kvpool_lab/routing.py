@@ -87,9 +87,10 @@ class Sticky:
 
 
 def _own(followed: Followed) -> list[Hashable]:
-    """Blocks that say which session this is, the last one first; those that all sessions have say nothing."""
-    pairs = zip(reversed(followed.blocks), reversed(followed.groups), strict=True)
-    return [block for block, group in pairs if group != COMMON]
+    """Blocks that say which session this is, the last one first; those that all sessions have say nothing. Of the whole
+    prompt: the last one that is followed may be one that many sessions have."""
+    common = {block for block, group in zip(followed.blocks, followed.groups, strict=True) if group == COMMON}
+    return [block for block in reversed(followed.request.blocks) if block not in common]
 
 
 class PrefixAffine:

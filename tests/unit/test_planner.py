@@ -101,6 +101,18 @@ def test_a_session_that_a_trace_names_stays_though_its_prompts_share_nothing() -
     assert found == [0, 1] * 4
 
 
+def test_sessions_are_told_apart_by_blocks_that_are_not_followed() -> None:
+    sample = Sample(0.5, 100)
+    followed = [block for block in range(1000) if sample.follow(request([block])).blocks]
+    others = [block for block in range(1000) if block not in followed]
+    begin = followed[:8]
+    first = [[*begin, *others[2 * n : 2 * n + 2]] for n in range(4)]
+    routing = router("sticky", 4)
+    chosen = [routing.route(sample.follow(request(blocks))) for blocks in first]
+    assert len(set(chosen)) == 4
+    assert [routing.route(sample.follow(request([*blocks, 2000 + n]))) for n, blocks in enumerate(first)] == chosen
+
+
 def test_affinity_gives_way_where_its_replica_is_overloaded() -> None:
     routing = router("prefix-affine", 4)
     found = [routing.route(ALL.follow(request([1, 2, 3]))) for _ in range(8)]
