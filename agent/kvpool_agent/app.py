@@ -50,7 +50,7 @@ from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Readiness, limits
 from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
-from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs
+from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs, slab_options
 from kvpool_contract import status as contract
 from kvpool_contract.names import ENGINE_SOCKET
 
@@ -79,8 +79,8 @@ class Agent:
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
         self._disk = DiskTier(config.disk, self._account, lambda: self._slabs.all, self._keyring)
-        eviction, owned, below = config.eviction, config.ownedPercent, self._disk if config.disk.path else None
-        self._slabs = Slabs(memory, writable_at, self._keyring, below, eviction=eviction, owned_percent=owned)
+        below = self._disk if config.disk.path else None
+        self._slabs = Slabs(memory, writable_at, self._keyring, below, **slab_options(config))
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._certification = Certification(config, place.member, place.identity, self._account)
         transport = self._certification.transport
@@ -103,7 +103,7 @@ class Agent:
             self._teller,
             self._account,
             # of models with windows nobody asks a home
-            lambda: self._probe.withdrawn or not self._handler.in_groups,
+            lambda: self._source.hidden or not self._handler.in_groups,
         )
         self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
         self._rdma = Rdma(config, memory, self._readable, self._account)
@@ -147,10 +147,10 @@ class Agent:
         if place.last_beat.discarded:
             self._account.count("warm_discarded_bytes", place.last_beat.discarded)
             self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
-        reading = Reading(self._account, self._purposes)
+        reading, policy = Reading(self._account, self._purposes), config.publication.policy
         state, proved = (lambda: self._readiness.state), self._format_is_proved
-        source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma)
-        directory = OwnDirectory(self._identity, self._slabs, source, self._entries, self._members)
+        self._source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma, policy)
+        directory = OwnDirectory(self._identity, self._slabs, self._source, self._entries, self._members)
         self._custody = Custody(
             self._slabs,
             self._members,
@@ -158,12 +158,12 @@ class Agent:
             self._fetcher,
             self._account,
             lambda: configuration.config,
-            lambda: not self._probe.withdrawn,
+            lambda: not self._source.hidden,
         )
         self._peers = PeerServer(
             place.bind,
             place.peer_port,
-            source,
+            self._source,
             directory,
             self._custody.taker,
             purposes=self._purposes,
@@ -349,7 +349,7 @@ class Agent:
         return self._handler.attaches > 0 or self._place.latched
 
     def _readable(self) -> Sequence[Slab]:
-        return () if self._probe.withdrawn else self._slabs.all
+        return () if self._source.hidden else self._slabs.all
 
     def _own_format(self) -> str:
         slab = self._slabs.current

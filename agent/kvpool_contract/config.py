@@ -104,6 +104,15 @@ class Replication:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What other members are told of: with `policy` Always all that this agent holds, with Never nothing, though it
+    loads from others. `maxDepthTokens`: of a prompt no block that ends beyond so many tokens; 0: no bound."""
+
+    policy: Literal["Always", "Never"] = "Always"
+    maxDepthTokens: int = 0  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tls:
     """How members prove who they are. `Managed`: by a certificate that the signer at `signer` (host:port) issues for
     the pod's token; `Files`: by one that lies in a folder, with its key and the authorities; `Disabled`: not at all,
@@ -179,6 +188,7 @@ class AgentConfig:
     loading: Loading = field(default_factory=Loading)
     drain: Drain = field(default_factory=Drain)
     replication: Replication = field(default_factory=Replication)
+    publication: Publication = field(default_factory=Publication)
     paused: bool = False
     generation: int = 0
     cacheNamespaces: tuple[CacheNamespace, ...] = ()  # noqa: N815
@@ -279,6 +289,7 @@ def _check(config: AgentConfig) -> None:
     at_least("drain.maxSeconds", config.drain.maxSeconds, 0)
     at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)
     at_least("replication.maxBytesPerSecond", config.replication.maxBytesPerSecond, 0)
+    at_least("publication.maxDepthTokens", config.publication.maxDepthTokens, 0)
     percents = {"readiness.targetPercent": config.readiness.targetPercent, "ownedPercent": config.ownedPercent}
     for path, percent in percents.items():
         if percent > 100:

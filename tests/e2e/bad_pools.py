@@ -78,8 +78,8 @@ BAD_POOLS = [
     _unknown(
         "engin",
         {},
-        "engine, tiers, prewarm, readiness, loading, drain, replication, cacheNamespaces, requestNamespace, "
-        "gatewayKeySecretRef, transport, agent, paused",
+        "engine, tiers, prewarm, readiness, loading, drain, replication, publication, cacheNamespaces, "
+        "requestNamespace, gatewayKeySecretRef, transport, agent, paused",
     ),
     _wrong("tiers.memory.ownedPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),
     _bad(

@@ -90,6 +90,7 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
         ({"readiness": {"onDeadline": "Wait"}}, "readiness.onDeadline: Invalid enum value 'Wait'" + SPEC),
         ({"prewarm": {"sourceMaxStreams": 0}}, "prewarm.sourceMaxStreams: 0 is below 1; raise it"),
         ({"loading": {"maxBytesPerSecond": -1}}, "loading.maxBytesPerSecond: -1 is below 0; raise it"),
+        ({"publication": {"maxDepthTokens": -1}}, "publication.maxDepthTokens: -1 is below 0; raise it"),
         ({"replication": {"maxBytesPerSecond": -1}}, "replication.maxBytesPerSecond: -1 is below 0; raise it"),
         ({"drain": {"maxSeconds": -1}}, "drain.maxSeconds: -1.0 is below 0; raise it"),
         ({"drain": {"maxBytesPerSecond": 0}}, "drain.maxBytesPerSecond: 0 is below 1; raise it"),

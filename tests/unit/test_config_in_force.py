@@ -67,6 +67,7 @@ CHANGES: dict[str, Any] = {
     "generation": 7,
     "arenaBytes": 2 << 30,
     "eviction": "LRU",
+    "publication": {"policy": "Never"},
     "ownedPercent": 50,
     "members": {"file": "/elsewhere"},
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},

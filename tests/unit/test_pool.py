@@ -109,6 +109,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                     "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
                     "replication": {"maxBytesPerSecond": 0},
+                    "publication": {"policy": "Always", "maxDepthTokens": 0},
                 }
             ).encode()
         ).config
@@ -154,6 +155,7 @@ def test_every_field_reaches_the_configuration() -> None:
                 "loading": {"mode": "Never", "margin": 2, "deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "drain": {"maxSeconds": 7, "maxBytesPerSecond": "2M"},
                 "replication": {"maxBytesPerSecond": "3M"},
+                "publication": {"policy": "Never", "maxDepthTokens": 4096},
                 "agent": {
                     "image": "i",
                     "imagePullSecrets": [{"name": "s"}],
@@ -203,6 +205,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "loading": {"mode": "Never", "margin": 2.0, "deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "drain": {"maxSeconds": 7.0, "maxBytesPerSecond": 2000000},
         "replication": {"maxBytesPerSecond": 3000000},
+        "publication": {"policy": "Never", "maxDepthTokens": 4096},
         "paused": True,
         "generation": 0,
         "cacheNamespaces": [],
@@ -336,6 +339,7 @@ OTHER = {
     "transport.tls.mode": "Disabled",
     "readiness.onDeadline": "Block",
     "loading.mode": "Always",
+    "publication.policy": "Never",
     "transport.type": "TCP",
     "transport.rdma.resource": "rdma/hca",
     "transport.rdma.devices": ["mlx5_0"],
@@ -388,10 +392,8 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         "requestNamespace",
         "eviction",
         "ownedPercent",
-        "disk.path",
-        "transport.type",
-        "transport.rdma.devices",
-        "transport.rdma.allowUnencrypted",
-        "disk.bytes",
+        *(f"publication.{name}" for name in ("policy", "maxDepthTokens")),
+        *(f"disk.{name}" for name in ("path", "bytes")),
+        *(f"transport.{name}" for name in ("type", "rdma.devices", "rdma.allowUnencrypted")),
         "tls.mode",
     }

@@ -23,8 +23,8 @@ from kvpool_agent.store.slab import Slab, Slabs
 
 class OwnBlocks:
     """This member as a source (peer.serve.Source). state: gives the agent's state. One whose engine has failed its
-    probe holds nothing for others. proved: whether an engine has shown its format; a guess is no word for others to
-    guess by, so the template is told only then."""
+    probe holds nothing for others, and so does one whose publication is Never. proved: whether an engine has shown its
+    format; a guess is no word for others to guess by, so the template is told only then."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class OwnBlocks:
         probe: ProbeFlow,
         proved: Callable[[], bool] = lambda: True,
         rdma: Rdma | None = None,
+        publication: str = "Always",
     ) -> None:
         self.pool = identity.pool
         self._identity = identity
@@ -44,9 +45,15 @@ class OwnBlocks:
         self._probe = probe
         self._proved = proved
         self._rdma = rdma
+        self._private = publication == "Never"
+
+    @property
+    def hidden(self) -> bool:
+        """Whether others are told of nothing that is here."""
+        return self._private or self._probe.withdrawn
 
     def _slab(self, fingerprint: bytes) -> Slab | None:
-        return None if self._probe.withdrawn else self._slabs.of(fingerprint)
+        return None if self.hidden else self._slabs.of(fingerprint)
 
     def welcome(self, version: int) -> frames.Welcome:
         slab = self._slabs.current
@@ -56,7 +63,7 @@ class OwnBlocks:
             self._identity.incarnation,
             self._state(),
             slab.fingerprint.hex() if slab is not None else "",
-            len(slab.arena) if slab is not None and not self._probe.withdrawn else 0,
+            len(slab.arena) if slab is not None and not self.hidden else 0,
             self._identity.template if self._proved() else "",
             slab.slot_bytes if slab is not None else 0,
         )
@@ -65,7 +72,7 @@ class OwnBlocks:
         slab = self._slab(fingerprint)
         if slab is None:
             return [0] * len(keys)
-        states = zip(slab.arena.held(keys), slab.arena.made_room(keys), strict=True)
+        states = zip(slab.arena.told(keys), slab.arena.made_room(keys), strict=True)
         return [frames.HELD if held else frames.MADE_ROOM if gone else 0 for held, gone in states]
 
     def description(self) -> bytes:
@@ -79,7 +86,7 @@ class OwnBlocks:
         return slab.hottest(time.monotonic(), limit)
 
     def heads(self, fingerprint: bytes, since: int, seconds: float) -> Told:
-        if self._probe.withdrawn:  # nothing is held for others, for the rest of this life
+        if self.hidden:  # nothing is held for others, for the rest of this life
             return Told(1, whole=True)
         slab = self._slabs.of(fingerprint)
         return slab.arena.heads.since(since, seconds) if slab is not None else NOTHING

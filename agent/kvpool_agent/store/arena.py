@@ -18,7 +18,7 @@ from kvpool_agent.store.displaced import Displaced
 from kvpool_agent.store.feed import Change
 from kvpool_agent.store.gone import Gone
 from kvpool_agent.store.headers import SlotHeader
-from kvpool_agent.store.index import Block, Index
+from kvpool_agent.store.index import EVERY_DEPTH, Block, Index
 from kvpool_agent.store.leases import Leases
 from kvpool_agent.store.pressure import Pressure
 from kvpool_agent.store.slots import FreeSlots
@@ -62,8 +62,10 @@ class Arena:
         unjudged: Iterable[int] = (),
         eviction: str = DEFAULT_EVICTION,
         owned_percent: int = DEFAULT_OWNED_PERCENT,
+        told_depth: int = EVERY_DEPTH,
     ) -> None:
-        """table: the memory's slot headers. No slot is given to a writer before `writable_at`, nor while one of
+        """told_depth: others are told of no block that lies deeper in its chain, in blocks. table: the memory's slot
+        headers. No slot is given to a writer before `writable_at`, nor while one of
         `unjudged`, which an earlier worker may have filled, has not been judged."""
         self.slot_count = self.capacity = slot_count
         self.eviction = eviction
@@ -76,6 +78,7 @@ class Arena:
         self._writable_at = writable_at
         self._unjudged = set(unjudged)
         self._index = Index()
+        self._index.told_depth = told_depth
         self.heads = self._index.heads
         self._leases = Leases(self._lease_ended)
         self._pressure = Pressure(owned_percent, lambda: policy_of(eviction))
@@ -116,6 +119,11 @@ class Arena:
         """For each key whether it is here."""
         with self._lock:
             return [key in self._index.blocks for key in keys]
+
+    def told(self, keys: Iterable[bytes]) -> list[bool]:
+        """For each key whether it is here and others may be told so."""
+        with self._lock:
+            return [self._index.is_told(key) for key in keys]
 
     def made_room(self, keys: Iterable[bytes]) -> list[bool]:
         """For each key whether it lay here and made room, as far as that is remembered (kvpool_agent.store.gone)."""
@@ -268,7 +276,8 @@ class Arena:
     def placed(self) -> list[tuple[bytes, bytes]]:
         """(key, first key of its group) of every block whose group is known."""
         with self._lock:
-            return [(key, block.head) for key, block in self._index.blocks.items() if block.head]
+            blocks = self._index.blocks.items()
+            return [(key, block.head) for key, block in blocks if block.head and self._index.is_told(key)]
 
     # -- recovery ------------------------------------------------------------------------------------
 

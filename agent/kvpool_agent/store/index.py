@@ -15,6 +15,7 @@ from kvpool_agent.store.orphans import Orphans
 
 NO_PARENT = b""
 UNKNOWN = -1
+EVERY_DEPTH = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,12 @@ class Index:
         self.foreign = 0
         self.adjoining = 0
         self._children: dict[bytes, set[bytes]] = {}
+        self.told_depth = EVERY_DEPTH  # in blocks; others are told of none that lies deeper in its chain
+
+    def is_told(self, key: bytes) -> bool:
+        """Whether the block is here and others may be told so."""
+        block = self.blocks.get(key)
+        return block is not None and (self.told_depth == EVERY_DEPTH or 0 <= block.position < self.told_depth)
 
     def has_children(self, key: bytes) -> bool:
         return key in self._children
@@ -141,4 +148,5 @@ class Index:
         if block.head:
             self.feed.add(Change(block.key, block.head, held=False))
         block.position, block.head = position, head
-        self.feed.add(Change(block.key, head, held=True))
+        if position < self.told_depth:
+            self.feed.add(Change(block.key, head, held=True))

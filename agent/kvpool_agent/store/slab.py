@@ -19,9 +19,10 @@ from kvpool_agent.policy.reuse import ReuseDistances
 from kvpool_agent.policy.shares import parts
 from kvpool_agent.store.arena import Arena, Held, MayGo
 from kvpool_agent.store.headers import encode_fields, slot_bytes_of, slots_that_fit
+from kvpool_agent.store.index import EVERY_DEPTH
 from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
-from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT
+from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT, AgentConfig
 from kvpool_contract.names import block_key, format_fingerprint
 from kvpool_contract.tenants import slab_id
 
@@ -79,8 +80,10 @@ class Slab:
         return self.memory.address + slot * self.slot_bytes
 
     def hottest(self, now: float, limit: int) -> list[HotBlock]:
-        """The hottest of the blocks that are here, hottest first and parents before children."""
-        here = self.arena.keys()  # first: the arena's lock may be held where heat is asked for
+        """The hottest of the blocks that are here and that others may be told of, hottest first and parents before
+        children."""
+        keys = self.arena.keys()  # first: the arena's lock may be held where heat is asked for
+        here = [key for key, told in zip(keys, self.arena.told(keys), strict=True) if told]
         with self.heat_lock:
             return self.heat.hottest(here, now, limit)
 
@@ -109,6 +112,12 @@ class OtherFormat(Exception):  # noqa: N818
     """The arena's memory is cut for another format, and transfers of it may still run."""
 
 
+def slab_options(config: AgentConfig) -> dict[str, Any]:
+    """What Slabs takes of the agent's configuration, by keyword."""
+    depth = config.publication.maxDepthTokens
+    return {"eviction": config.eviction, "owned_percent": config.ownedPercent, "told_tokens": depth}
+
+
 class Slabs:
     """The slabs of now. `writable_at`: until then slots may still be read under leases that a predecessor gave."""
 
@@ -121,8 +130,10 @@ class Slabs:
         *,
         eviction: str = DEFAULT_EVICTION,
         owned_percent: int = DEFAULT_OWNED_PERCENT,
+        told_tokens: int = 0,
     ) -> None:
-        """below: where what is used again is kept as well."""
+        """below: where what is used again is kept as well. told_tokens: others are told of no block that ends deeper
+        in its prompt; 0: of all."""
         self._memory = memory
         self._keyring = keyring or Keyring()
         self._below = below
@@ -130,7 +141,7 @@ class Slabs:
         self._slabs: tuple[Slab, ...] = ()
         self._tables: list[HeaderTable] = []
         self._writable_at = writable_at
-        self._eviction, self._owned_percent = eviction, owned_percent
+        self._eviction, self._owned_percent, self._told_tokens = eviction, owned_percent, told_tokens
 
     @property
     def all(self) -> tuple[Slab, ...]:
@@ -234,6 +245,7 @@ class Slabs:
                 unjudged=unjudged,
                 eviction=self._eviction,
                 owned_percent=self._owned_percent,
+                told_depth=_told_depth(fields, self._told_tokens),
             )
             first = (part.address - self._memory.address) // slot_bytes
             slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first, self._below)
@@ -242,6 +254,12 @@ class Slabs:
         self._tables = [table for _, table in opened]
         self._slabs = tuple(slab for slab, _ in opened)
         return opened
+
+
+def _told_depth(fields: dict[str, Any], tokens: int) -> int:
+    """In blocks of the format, how deep others are told of a prompt."""
+    size = fields.get("block_tokens")
+    return tokens // size if tokens and isinstance(size, int) and size > 0 else EVERY_DEPTH
 
 
 def _written(fields: dict[str, Any], space: Space) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 from kvpool_contract.names import API_GROUP, pool_object_name
 from kvpool_operator.desired.loading import Loading
 from kvpool_operator.desired.parts import GIB, IMMUTABLE, LIVE, MIB, NEW_PODS, Bytes, Part, PoolError, field
+from kvpool_operator.desired.publication import Publication
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
 from kvpool_operator.desired.tiers import Tiers, check_disk
@@ -226,6 +227,7 @@ class PoolSpec(Part, frozen=True):
     loading: Loading = msgspec.field(default_factory=Loading)
     drain: Drain = msgspec.field(default_factory=Drain)
     replication: Replication = msgspec.field(default_factory=Replication)
+    publication: Publication = msgspec.field(default_factory=Publication)
     cache_namespaces: CacheNamespaces = msgspec.field(default_factory=list)
     request_namespace: RequestNamespace = "Ignore"
     gateway_key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)
