@@ -58,7 +58,7 @@ log = logging.getLogger("kvpool.agent")
 
 TICK_SECONDS = 0.1
 # why an engine that is attached goes on without the pool; all other reasons are of one that is not
-OF_THE_ATTACHED = ("probe_mismatch", "groups_unsupported", "state_groups_unsupported", "draft_missing")
+OF_THE_ATTACHED = ("probe_mismatch", "groups_unsupported", "draft_missing")
 
 
 class Agent:

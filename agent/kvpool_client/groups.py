@@ -2,8 +2,9 @@
 
 A group is a set of layers that keep the same tokens. A block belongs to one group; an engine's key of a block is the
 engine hash and 4 bytes of the group's number. What a group must hold for a request to go on at a boundary is its kind:
-`full` all blocks from the beginning, `window` those of the last `window` tokens before it. Other kinds (recurrent
-state, attention in chunks) are named, and so are groups of a draft model's own; such models share nothing yet.
+`full` all blocks from the beginning, `window` those of the last `window` tokens before it, `state` the one block that
+ends there: it holds what recurrent layers make of all tokens up to its end. Other kinds (attention in chunks) are
+named, and so are groups of a draft model's own; such models share nothing yet.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ MAX_GROUPS = 64
 
 @dataclass(frozen=True)
 class Group:
-    """number: as in the keys; window: tokens before a boundary that must be held, 0 for all; block_tokens: tokens of
-    one block of ours; whole: its blocks fill a row of the host pool. A group with fewer layers than another one leaves
-    the rest of the row as it was, so that equal blocks need not be equal rows. draft: its layers are all a draft
-    model's."""
+    """number: as in the keys; window: tokens before a boundary that must be held, 0 for all, 1 for a state;
+    block_tokens: tokens of one block of ours; whole: its blocks fill a row of the host pool with numbers of the
+    format's data type. A group with fewer layers than another one leaves the rest of the row as it was, so that equal
+    blocks need not be equal rows. draft: its layers are all a draft model's."""
 
     number: int
     kind: str
@@ -61,8 +62,7 @@ def obstacle(groups: Sequence[Group]) -> str:
     """Why plans can't be made for these groups, as a reason's word; empty when they can."""
     if any(group.draft for group in groups):
         return "draft_missing"
-    kinds = {group.kind for group in groups} - {FULL, WINDOW}
-    return "" if not kinds else "state_groups_unsupported" if STATE in kinds else "groups_unsupported"
+    return "" if {group.kind for group in groups} <= {FULL, WINDOW, STATE} else "groups_unsupported"
 
 
 def reference(groups: Sequence[Group]) -> int:

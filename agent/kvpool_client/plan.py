@@ -38,6 +38,11 @@ class Plan:
     lost_at: int = BEYOND  # the first one that was given and is lacked again
     retried: dict[int, bytes] = field(default_factory=dict)  # by group's number, in this step
 
+    def keep(self, indexes: Sequence[int]) -> None:
+        """From now on the plan is of these of its keys alone."""
+        self.keys = [self.keys[i] for i in indexes]
+        self.lacks = {new for new, old in enumerate(indexes) if old in self.lacks}
+
     def runs(self) -> list[list[int]]:
         """`lacks` as runs, each from its first index to the one after its last."""
         runs: list[list[int]] = []

@@ -8,8 +8,10 @@ engine may begin a group anew within a step, so the block that was answered RETR
 
 A group with full attention is asked from the first block that the engine lacks to the first miss. A window group is
 asked from its end, and while it is answered MISS the engine goes on to the beginning: so what it asks in the first
-step is what it lacks. A (request, block) is answered HIT once: asked again, its promotion has failed, and only MISS
-keeps the request from looping. All of this runs on the scheduler thread alone.
+step is what it lacks. A state is asked for likewise, and never where the prompt ends with its block: so the first that
+is asked is the last at which the engine goes on, and the agent is told of none beyond it. A (request, block) is
+answered HIT once: asked again, its promotion has failed, and only MISS keeps the request from looping. All of this runs
+on the scheduler thread alone.
 
 Every block that was promised is accounted for when its request ends: it was loaded, found no room, or was lost. What
 was answered HIT and is in no load at the end of the step has been refused by the engine's host pool. What the engine
@@ -20,7 +22,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvpool_client.groups import FULL, Group, number_of, reference
+from kvpool_client.groups import FULL, STATE, Group, number_of, reference
 from kvpool_client.plan import BEYOND, Plan, Summary
 
 
@@ -341,8 +343,23 @@ class Plans:
         self.hits_this_step = 0
         unsent, self._unsent = self._unsent, []
         for plan in unsent:
+            self._end_at_states(plan)
             plan.sent = True
         return [plan for plan in unsent if plan.number in self._by_number]
+
+    def _end_at_states(self, plan: Plan) -> None:
+        """Takes the states beyond the first that was asked for out of the plan."""
+        entry = self._requests.get(plan.request)
+        if entry is None:
+            return
+        last: dict[int, int] = {}  # by group's place: the last index that the engine lacks
+        for index in plan.lacks:
+            place = entry.places[plan.keys[index]][0]
+            if self._groups[place].kind == STATE:
+                last[place] = max(last.get(place, 0), index)
+        if last:
+            places = (entry.places[key][0] for key in plan.keys)
+            plan.keep([i for i, place in enumerate(places) if i <= last.get(place, i)])
 
     def finish(self, request: str) -> Summary:
         """Forgets a request."""

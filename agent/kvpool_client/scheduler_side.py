@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from kvpool_client import session, wire
 from kvpool_client.front import APART, namespace_of
-from kvpool_client.groups import WINDOW, Group, number_of, obstacle
+from kvpool_client.groups import FULL, Group, number_of, obstacle
 from kvpool_client.heads import KnownHeads
 from kvpool_client.ledger import Ledger, Result
 from kvpool_client.loader import Loader
@@ -163,16 +163,20 @@ class SchedulerSide:
         now = time.monotonic()
         rows = {key: int(row) for key, row in zip(job.keys, job.chunk_ids, strict=True)}
         positions = job.req_context._offload_key_positions
-        keys = sorted(rows, key=lambda key: positions.get(key, 0))
-        parents = self._parents(job.req_context)
+        chains = chains_of(job.req_context, self._groups)
+        known = {key for chain in chains for key in chain}
+        keys = sorted((key for key in rows if key in known), key=positions.__getitem__)
+        parents = self._parents(chains)
         tail = b"".join(key + parents.get(key, bytes(len(key))) for key in keys)
-        self.ledger.open(job.job_id, keys, is_load=False, deadline=now + self._store_seconds)
+        self.ledger.open(job.job_id, rows, is_load=False, deadline=now + self._store_seconds)
         header = {"verb": "store", "job": job.job_id, "rows": [rows[key] for key in keys]}
         header |= self._namespace(job.req_context.req_id)
         if probe := probe_of(job.req_context):
             header["probe"] = probe
         outdated = job.req_context.req_id in self._outdated
-        if outdated or not self._shares or not self.session.post(header, tail):
+        if not keys:
+            self.ledger.close(job.job_id, success=False)
+        elif outdated or not self._shares or not self.session.post(header, tail):
             self.ledger.close(job.job_id, success=False)
             self._offers.unconfirmed(now)
 
@@ -181,13 +185,13 @@ class SchedulerSide:
         name = self._namespaces.get(request)
         return {"namespace": name} if name else {}
 
-    def _parents(self, context: Context) -> dict[bytes, bytes]:
-        """The parent of each block that has one. A window's block is worth something without those before it, so it
-        is nobody's child."""
+    def _parents(self, chains: Sequence[Sequence[bytes]]) -> dict[bytes, bytes]:
+        """The parent of each block that has one. A window's block and a state are worth something without those before
+        them, so they are nobody's children."""
         return {
             key: parent
-            for chain, group in zip(chains_of(context, self._groups), self._groups, strict=True)
-            if group.kind != WINDOW
+            for chain, group in zip(chains, self._groups, strict=True)
+            if group.kind == FULL
             for key, parent in zip(chain[1:], chain, strict=False)
         }
 
@@ -285,11 +289,15 @@ class SchedulerSide:
 
 
 def chains_of(context: Context, groups: Sequence[Group]) -> list[list[bytes]]:
-    """A request's keys by group, each chain in the order of the prompt."""
+    """A request's keys by group, each chain in the order of the prompt. What ends inside a block, as an engine may
+    keep a state and the blocks beside it, is no block of the chain."""
     positions = context._offload_key_positions
     chains: dict[int, list[bytes]] = {group.number: [] for group in groups}
+    sizes = {group.number: group.block_tokens for group in groups}
     for key in sorted(positions, key=positions.__getitem__):
-        chains[number_of(key)].append(key)
+        number = number_of(key)
+        if not positions[key] % sizes[number]:
+            chains[number].append(key)
     return list(chains.values())
 
 

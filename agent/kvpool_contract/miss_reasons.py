@@ -24,6 +24,11 @@ MISS_REASONS = (
         "Raise tiers.memory.size: the blocks of windows are evicted one by one.",
     ),
     Reason(
+        "state_missing",
+        "The prefix is held, but not the state that recurrent layers need to go on there, or the prompt ends there.",
+        "Nothing to do where prompts part in the middle: engines keep few states. Else raise tiers.memory.size.",
+    ),
+    Reason(
         "transfer_failed",
         "The transfer from a peer broke off or its bytes failed the check.",
         "Look at the peer named in the log.",

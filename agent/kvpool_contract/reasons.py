@@ -89,7 +89,7 @@ _TABLE = (
     ),
     Reason(
         "groups_unsupported",
-        "The model has KV-cache groups of a kind other than full attention and sliding windows.",
+        "The model has KV-cache groups of a kind other than full attention, sliding windows and states at block ends.",
         "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
     ),
     Reason(
@@ -97,11 +97,6 @@ _TABLE = (
         "The draft model has KV-cache groups of its own, which are not shared; the engine loads all groups or none.",
         "Nothing to do: such engines attach, and every lookup is a miss; draft models whose layers look at the same "
         "tokens as the model's share.",
-    ),
-    Reason(
-        "state_groups_unsupported",
-        "The model has layers with a recurrent state (Mamba and its like), which is not shared yet.",
-        "Nothing to do: such models attach, and every lookup is a miss, until a later version.",
     ),
     Reason(
         "not_authorised",

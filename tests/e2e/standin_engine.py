@@ -1,7 +1,7 @@
 """The one stand-in engine of all suites: kvpool's real client under a scheduler of two hundred lines.
 
-Its models have one group with full attention, or several groups with windows among them: it looks for the longest
-boundary as vLLM's connector does, group by group and again, and loads what its windows need there. It drives the same
+Its models have one group with full attention, or several groups with windows or states among them: it looks for the
+longest boundary as vLLM's connector does, group by group and again, and loads what these need there. It drives the same
 SchedulerSide that the engine's adapter drives, with a memory file as host pool, blocks of a few KiB, and bytes that
 follow from the prompt: what is loaded is compared with what would have been computed, byte by byte. Over HTTP it has
 what an agent reads of an engine: health and metrics.
@@ -25,6 +25,7 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     HASH_BYTES,
     HYBRID,
     KEY_BYTES,
+    RECURRENT,
     Served,
     block_bytes,
     engine_keys,
@@ -33,7 +34,7 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     window_blocks,
 )
 
-from kvpool_client.groups import FULL, WINDOW, Group, reference, to_header
+from kvpool_client.groups import FULL, STATE, Group, reference, to_header
 from kvpool_client.ledger import Result
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.plans import Answer
@@ -241,8 +242,11 @@ class StandInEngine:
         """Looks for the longest boundary at which every group has what it needs; whether there was an answer. Groups
         with full attention come first; a group that shortens the boundary makes the windows be looked at again."""
         order = sorted(range(len(self.groups)), key=lambda place: self.groups[place].kind != FULL)
-        # the last token is computed; with a window, its own block must be one to compute
-        boundary = request.tokens - any(group.kind == WINDOW for group in self.groups)
+        # the last token is computed; with a window or a state, its own block must be one to compute
+        boundary = request.tokens - any(group.kind != FULL for group in self.groups)
+        for group in self.groups:
+            if group.kind == STATE:
+                boundary -= boundary % group.block_tokens
         deferred = False
         again = True
         while again:
@@ -256,7 +260,7 @@ class StandInEngine:
                 if blocks is None:
                     deferred = True
                     continue
-                again |= blocks * group.block_tokens < boundary and group.kind == WINDOW and blocks > 0
+                again |= blocks * group.block_tokens < boundary and group.kind != FULL and blocks > 0
                 boundary = min(boundary, blocks * group.block_tokens)
                 if not boundary:
                     return self._answered(request, 0)

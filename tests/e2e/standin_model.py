@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvpool_client.groups import FULL, GROUP_BYTES, WINDOW, Group
+from kvpool_client.groups import FULL, GROUP_BYTES, STATE, WINDOW, Group
 
 BLOCK_TOKENS = 4
 HASH_BYTES = 32
@@ -16,6 +16,9 @@ HYBRID = (
     Group(1, FULL, 0, BLOCK_TOKENS),
     Group(2, WINDOW, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS),
 )
+
+# as Qwen3-Next's: recurrent layers, and some with full attention
+RECURRENT = (Group(0, STATE, 1, BLOCK_TOKENS, whole=False), Group(1, FULL, 0, BLOCK_TOKENS))
 
 
 def engine_keys(tokens: Sequence[int], group: Group = FULL_ATTENTION[0], salt: str = "") -> list[bytes]:
@@ -40,7 +43,7 @@ def prompt(name: str, blocks: int) -> list[int]:
 
 
 def window_blocks(group: Group) -> int:
-    """Blocks that a window reaches into when it ends with one."""
+    """Blocks that a window reaches into when it ends with one; of states the last."""
     return -(-group.window // group.block_tokens)
 
 

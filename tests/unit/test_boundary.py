@@ -1,7 +1,5 @@
 """The boundary of a plan: legal in every group, the longest there is, and within the room."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +18,10 @@ def window(tokens: int, size: int = 4) -> Group:
     return Group(1, WINDOW, tokens, size)
 
 
+def state(size: int = 4) -> Group:
+    return Group(2, STATE, 1, size)
+
+
 @pytest.mark.parametrize(
     ("group", "boundary", "first", "stop"),
     [
@@ -35,7 +37,8 @@ def window(tokens: int, size: int = 4) -> Group:
         (window(4), 11, 2, 3),  # tokens 8 to 10 are looked at
         (window(4), 10, 1, 3),  # token 7 is looked at
         (window(5), 9, 1, 3),  # tokens 5 to 8
-        (dataclasses.replace(window(1), kind=STATE), 12, 2, 3),
+        (state(), 12, 2, 3),
+        (state(), 4, 0, 1),
     ],
 )
 def test_what_a_group_needs_at_a_boundary(group: Group, boundary: int, first: int, stop: int) -> None:
@@ -81,6 +84,31 @@ def test_room_shortens_the_boundary_to_one_whose_blocks_fit() -> None:
     assert [longest(both, everything, room) for room in (6, 5, 4, 3, 2, 1)] == [16, 12, 8, 4, 4, 0]
 
 
+@pytest.mark.parametrize(
+    ("held_full", "held_states", "boundary"),
+    [
+        ([T, T, T, T], [F, F, F, T], 16),
+        ([T, T, T, T], [T, F, T, F], 12),
+        ([T, T, F, T], [F, F, T, T], 0),  # the states that are held are of a longer prefix than the rest
+        ([T, T, F, T], [T, F, F, T], 4),
+        ([T, T, T, T], [F, F, F, F], 0),
+    ],
+)
+def test_a_state_alone_is_enough_at_its_end_and_nowhere_else(
+    held_full: list[bool], held_states: list[bool], boundary: int
+) -> None:
+    both = request((full(), [T] * 4), (state(), [T] * 4))
+    assert longest(both, [held_full, held_states]) == boundary
+    assert wanted(both, boundary) == [list(range(boundary // 4)), [boundary // 4 - 1] if boundary else []]
+
+
+def test_no_boundary_lies_inside_the_block_of_a_state() -> None:
+    mixed = request((full(4), [T] * 4), (state(8), [T] * 2))
+    assert longest(mixed, [[T, T, T, F], [T, T]]) == 8
+    assert longest(mixed, [[T, T, T, T], [F, T]]) == 16
+    assert longest(mixed, [[T, T, T, F], [F, T]]) == 0
+
+
 def test_groups_with_blocks_of_different_sizes_share_boundaries_of_either() -> None:
     mixed = request((full(8), [T, T]), (window(5, 4), [T] * 4))
     assert longest(mixed, [[T, T], [F, T, T, F]]) == 12  # in the middle of the second block of the full group
@@ -100,6 +128,8 @@ def legal(groups: list[Blocks], held: list[list[bool]], boundary: int, room: int
     lacked = 0
     for blocks, here in zip(groups, held, strict=True):
         size, count = blocks.group.block_tokens, 0
+        if blocks.group.kind == STATE and boundary % size:
+            return False
         reach = blocks.group.window or boundary
         tokens = set(range(max(0, boundary - reach + (reach < boundary and boundary % size != 0)), boundary))
         if blocks.group.window and boundary % size:
@@ -120,13 +150,12 @@ def cases(draw: st.DrawFn) -> tuple[list[Blocks], list[list[bool]], int]:
     groups, held = [], []
     for number in range(draw(st.integers(1, 3))):
         size = draw(st.sampled_from([2, 3, 4, 8]))
-        span = draw(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 9, 17, 50]))
+        kind = draw(st.sampled_from([FULL, FULL, WINDOW, WINDOW, STATE]))
+        span = draw(st.sampled_from([1, 2, 3, 5, 8, 9, 17, 50])) if kind == WINDOW else int(kind == STATE)
         count = tokens // size
         gaps = st.sets(st.integers(0, max(0, count - 1)), max_size=3)
         holds, lost = draw(gaps), draw(gaps)  # few, so that long boundaries are legal
-        groups.append(
-            Blocks(Group(number, WINDOW if span else FULL, span, size), [i not in holds for i in range(count)])
-        )
+        groups.append(Blocks(Group(number, kind, span, size), [i not in holds for i in range(count)]))
         held.append([i not in lost for i in range(count)])
     return groups, held, draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 0, 3, 7]))
 

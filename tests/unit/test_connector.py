@@ -22,7 +22,13 @@ class MLAAttentionSpec(FullAttentionSpec):
 
 
 class MambaSpec:
-    pass
+    mamba_type = types.SimpleNamespace(name="GDN_ATTN")
+    shapes = ((3, 192), (2, 32, 32))
+    dtypes = ("torch.bfloat16", "torch.float32")
+    page_size_bytes = 16384
+
+    def __init__(self, mode: str = "align") -> None:
+        self.mamba_cache_mode = mode
 
 
 class SlidingWindowSpec:
@@ -47,7 +53,10 @@ class Scheduler:
         windows = (2, None)
         self.config = types.SimpleNamespace(
             blocks_per_chunk=2,
-            kv_group_configs=[types.SimpleNamespace(sliding_window_size_in_chunks=window) for window in windows],
+            kv_group_configs=[
+                types.SimpleNamespace(sliding_window_size_in_chunks=window, requires_cow_source=False)
+                for window in windows
+            ],
         )
         self._req_status: dict[str, Any] = {}
         self.manager = types.SimpleNamespace(primary_tier=self)
@@ -106,7 +115,8 @@ def group(spec: Any, *, draft: bool = False) -> Any:
         (group(SlidingWindowSpec()), "window", 162, ""),
         (group(SlidingWindowSpec(), draft=True), "SlidingWindowSpec", 1, "groups_unsupported"),
         (group(ChunkedLocalAttentionSpec()), "ChunkedLocalAttentionSpec", 1, "groups_unsupported"),
-        (group(MambaSpec()), "state", 1, "state_groups_unsupported"),
+        (group(MambaSpec()), "state", 1, ""),
+        (group(MambaSpec("all")), "MambaSpec", 1, "groups_unsupported"),
     ],
 )
 def test_the_kind_and_window_of_a_group(connector: Any, found: Any, kind: str, window: int, reason: str) -> None:
@@ -118,16 +128,29 @@ def test_the_kind_and_window_of_a_group(connector: Any, found: Any, kind: str, w
 
 
 @pytest.mark.parametrize("role", [ROLE.SCHEDULER, ROLE.WORKER])
-def test_the_spec_below_sees_the_kinds_in_the_process_that_plans(connector: Any, role: str) -> None:
+def test_the_spec_below_sees_the_kinds(connector: Any, role: str) -> None:
     config = types.SimpleNamespace(
         kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"a": 1}), speculative_config=None
     )
     groups = types.SimpleNamespace(kv_cache_groups=[group(SlidingWindowSpec()), group(FullAttentionSpec())])
     made = connector.KvpoolConnector(config, role, kv_cache_config=groups)
-    kinds = (
-        {"kvpool_group_kinds": [("window", 162, 0, False), ("full", 0, 2048, False)]} if role == ROLE.SCHEDULER else {}
+    assert made.seen == {"a": 1, "kvpool_group_kinds": [("window", 162, 0, False), ("full", 0, 2048, False)]}
+
+
+@pytest.mark.parametrize("role", [ROLE.SCHEDULER, ROLE.WORKER])
+def test_what_states_are_is_part_of_the_format_and_a_block_of_such_a_model_is_one_of_the_engines(
+    connector: Any, role: str
+) -> None:
+    config = types.SimpleNamespace(
+        kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}),
+        speculative_config=None,
+        mamba_config=types.SimpleNamespace(backend=types.SimpleNamespace(name="TRITON")),
     )
-    assert made.seen == {"a": 1, **kinds}
+    groups = types.SimpleNamespace(kv_cache_groups=[group(MambaSpec()), group(FullAttentionSpec())])
+    made = connector.KvpoolConnector(config, role, kv_cache_config=groups)
+    states = ["TRITON", ["GDN_ATTN", [[3, 192], [2, 32, 32]], ["bfloat16", "float32"], 16384]]
+    assert made.seen["kvpool_states"] == states
+    assert "_build_store_jobs" not in vars(made.connector_scheduler or types.SimpleNamespace())
 
 
 @pytest.mark.parametrize(
@@ -146,6 +169,15 @@ def test_a_group_whose_layers_write_all_of_a_block_is_whole(written: list[int], 
     )
     found = geometry.groups_of(types.SimpleNamespace(config=config, blocks_per_chunk=8))
     assert [(group.block_tokens, group.whole) for group in found] == [(128, one) for one in whole]
+
+
+def test_a_state_is_never_compared_with_a_probe_whatever_it_fills() -> None:
+    groups = [types.SimpleNamespace(group_id=0, tokens_per_block=16)]
+    config = types.SimpleNamespace(
+        groups=groups, extra_config={"kvpool_group_kinds": [("state", 1, 4096, False)]}, worker_kv_bytes_per_block=4096
+    )
+    (found,) = geometry.groups_of(types.SimpleNamespace(config=config, blocks_per_chunk=1))
+    assert not found.whole
 
 
 def step(*scheduled: str, finished: tuple[str, ...] = ()) -> Any:

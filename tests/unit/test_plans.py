@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvpool_client.groups import FULL, WINDOW, Group
+from kvpool_client.groups import FULL, STATE, WINDOW, Group
 from kvpool_client.plans import Answer, Plans, Summary
 
 HIT, MISS, RETRY = Answer.HIT, Answer.MISS, Answer.RETRY
@@ -25,6 +25,24 @@ def hybrid() -> Plans:
     made = Plans([Group(0, FULL, 0, 4), Group(7, WINDOW, 8, 4)], load_deadline=5.0)
     made.begin("r", lambda: [CHAIN, WINDOWS])
     return made
+
+
+def test_a_plan_is_told_of_no_state_beyond_the_first_that_was_asked_for() -> None:
+    plans = Plans([Group(7, STATE, 1, 4), Group(0, FULL, 0, 4)], load_deadline=5.0)
+    states = WINDOWS
+    plans.begin("r", lambda: [states, CHAIN])
+    assert [ask(plans, key) for key in (K1, K2, K3)] == [RETRY, MISS, MISS]
+    # the prompt ends with block 3, so the engine asks for the state of block 2 first
+    assert [ask(plans, key) for key in (states[2], states[1])] == [RETRY, MISS]
+    (plan,) = plans.end_step()
+    assert (plan.keys, plan.runs()) == ([*states[:3], *CHAIN], [[1, 3], [4, 7]])
+    plans.answer(plan.number, [2, 4, 5])
+    assert [ask(plans, key) for key in (K1, K2, K3, states[3], states[2])] == [HIT, HIT, MISS, MISS, HIT]
+    plans.loading("r", [K1, K2, states[2]])
+    plans.loaded("r", [K1, K2, states[2]])
+    plans.end_step()
+    plans.scheduled("r")
+    assert plans.finish("r") == Summary("r", 4, 1, 2, 0, 0)
 
 
 def ask(plans: Plans, key: bytes, now: float = 0.0, room: int = ROOM) -> Answer:

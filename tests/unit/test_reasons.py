@@ -105,7 +105,7 @@ def test_every_reason_that_the_code_gives_is_in_the_table() -> None:
     # the scan sees what it should: reasons of every kind
     assert {
         "geometry_refused", "busy", "never_published", "transfer_failed", "no_room", "evicted", "deadline",
-        "breaker_open", "incompatible", "window_missing",
+        "breaker_open", "incompatible", "window_missing", "state_missing",
         "directory_unreachable", "nothing_to_warm", "warm_deadline", "arena_lost", "not_attached", "no_shm_room",
         "multi_host", "foreign_connector", "config_refused", "tier_failed", "peer_version", "other_pool",
         "rdma_memlock", "rdma_tag",

@@ -68,7 +68,7 @@ def attached(groups: list[Group]) -> SchedulerSide:
 
 
 def request(side: SchedulerSide, name: str, keys: list[bytes]) -> Request:
-    made = Request(name, {key: i for i, key in enumerate(keys)})
+    made = Request(name, {key: 4 * (i + 1) for i, key in enumerate(keys)})
     side.new_request(made)
     return made
 
@@ -168,7 +168,7 @@ def test_without_a_session_every_lookup_is_a_miss(side: SchedulerSide, monkeypat
 
 @pytest.mark.usefixtures("side")
 def test_a_model_with_groups_that_no_plan_is_made_for_shares_nothing() -> None:
-    side = attached([*FULL_ATTENTION, Group(1, STATE, 1, 4)])
+    side = attached([*FULL_ATTENTION, Group(1, "other", 1, 4)])
     context = request(side, "a", KEYS[:2])
     assert side.lookup(KEYS[0], context) is Answer.MISS
     side.submit_store(job(1, KEYS[:2], context))
@@ -191,6 +191,30 @@ def test_a_store_of_several_groups_names_parents_of_full_attention_alone() -> No
     header, tail = side.session.posted[-1]
     assert header["rows"] == [2, 0, 1]
     assert tail == full[0] + bytes(36) + full[1] + full[0] + window[1] + bytes(36)
+
+
+@pytest.mark.usefixtures("side")
+def test_what_ends_inside_a_block_is_no_block_of_a_chain_and_is_not_stored() -> None:
+    side = attached([Group(0, STATE, 1, 4), Group(1, FULL, 0, 4)])
+    states, full = hybrid_keys(3)
+    context = request(side, "r", [])
+    whole = {key: 4 * (i + 1) for chain in (states[:2], full[:2]) for i, key in enumerate(chain)}
+    context._offload_key_positions.update(whole | {states[2]: 10, full[2]: 10})
+    side.submit_store(job(1, [states[2], full[2]], context))
+    assert [(result.job, result.success) for result in side.finished_jobs()] == [(1, False)]
+    assert side.session.posted == []
+    side.submit_store(job(2, [full[1], states[2], states[1]], context))
+    header, tail = side.session.posted.pop()
+    assert header["rows"] == [0, 2]
+    assert tail == full[1] + full[0] + states[1] + bytes(36)
+    assert [side.lookup(key, context) for key in (full[0], full[2], states[1], states[2])] == [
+        Answer.RETRY, Answer.MISS, Answer.RETRY, Answer.MISS,
+    ]  # fmt: skip
+    side.end_step((), ())
+    _, tail = side.session.posted.pop()
+    assert tail == b"".join([*states[:2], *full[:2]])
+    side.request_finished(context)
+    assert side.session.posted.pop()[1] == b"".join([*states[:2], *full[:2]])
 
 
 @pytest.mark.usefixtures("side")

@@ -3,10 +3,10 @@
 The longest boundary that is legal in every KV group, with what the engine holds, what is here, what lies on the disk,
 and what members hold, as far as loading it pays (kvpool_agent.flows.admit). The disk comes before members; they are
 asked for what it does not hold or does not bring.
-Only what that boundary needs is brought: where a window's last blocks are nowhere, nothing moves for the sake of the
-rest. The engine is answered when the bytes lie verified in the arena, or at the deadline with the longest boundary
-that has come by then. Of what one member promised and did not serve, another that holds it is asked while there is
-time.
+Only what that boundary needs is brought: where a window's last blocks or a state are nowhere, nothing moves for the
+sake of the rest. The engine is answered when the bytes lie verified in the arena, or at the deadline with the longest
+boundary that has come by then. Of what one member promised and did not serve, another that holds it is asked while
+there is time.
 """
 
 import logging
@@ -29,13 +29,13 @@ from kvpool_agent.flows.request import (
     in_arena,
     not_in_arena,
     pieces_of,
-    reach_of_full_attention,
+    reach_of,
 )
 from kvpool_agent.policy.admission import NEVER
 from kvpool_agent.policy.boundary import first_lacking, longest, wanted
 from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
-from kvpool_client.groups import FULL
+from kvpool_client.groups import FULL, WINDOW
 
 log = logging.getLogger("kvpool.lookup")
 
@@ -127,7 +127,7 @@ class LookupFlow:
         if request.others:
             self._from_other_epoch(slab, request, end, deadline)
         near = either(in_arena(slab, request), [self._disk.held(slab, keys) for keys in request.keys])
-        possible = reach = longest(request.blocks, near)
+        possible = reach = without_states = longest(request.blocks, near)
         # what is here for this boundary stays here while the rest comes
         ready = request.chosen(wanted(request.blocks, longest(request.blocks, near, request.room)))
         kept, _ = slab.arena.lease([w.key for w in ready], time.monotonic(), self.load_seconds + HOLD_SECONDS)
@@ -139,7 +139,8 @@ class LookupFlow:
                 found = self._locate(slab, request, near, deadline)
                 held = anywhere(near, found)
                 possible = longest(request.blocks, held)
-                reach = reach_of_full_attention(request, held)
+                reach = reach_of(request, held, FULL)
+                without_states = reach_of(request, held, FULL, WINDOW)
                 rest_reason = "deadline" if time.monotonic() >= deadline else found.reason_at(*request.place_of(reach))
             elif possible < end:
                 rest_reason = TOO_SLOW
@@ -150,13 +151,18 @@ class LookupFlow:
         came, hits, lease = self._verified(slab, request, fresh, admitted)
         planned = max(admitted.planned, came)  # more may have come than was known of
         possible = max(possible, planned)
-        bounds = came, max(came, admitted.boundary), planned, possible, max(reach, possible)
-        at_came, at_admitted, at_planned, at_possible, at_reach = map(request.beyond, bounds)
+        without_states = max(without_states, possible)
+        reach = max(reach, without_states)
+        if reach >= end and request.has_states:  # at the very end of a prompt no engine goes on from a state
+            rest_reason = "state_missing"
+        bounds = came, max(came, admitted.boundary), planned, possible, without_states, reach
+        at_came, at_admitted, at_planned, at_possible, at_states, at_reach = map(request.beyond, bounds)
         let_go = _let_go(slab, request, found, at_reach) if rest_reason == NEVER_PUBLISHED else 0
         self._miss(request, reason or EVICTED, at_came - at_admitted)
         self._miss(request, TOO_SLOW, at_admitted - at_planned)
         self._miss(request, "no_room", at_planned - at_possible)
-        self._miss(request, "window_missing", at_possible - at_reach)
+        self._miss(request, "state_missing", at_possible - at_states)
+        self._miss(request, "window_missing", at_states - at_reach)
         self._miss(request, EVICTED, let_go)
         self._miss(request, rest_reason or EVICTED, at_reach - let_go)
         return hits, lease, admitted.boundary > first_lacking(request.blocks)

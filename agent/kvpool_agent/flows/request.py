@@ -8,7 +8,7 @@ from kvpool_agent.flows.fetch import Wanted
 from kvpool_agent.policy import sources
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks, first_lacking, longest, wanted
 from kvpool_agent.store.slab import Slab
-from kvpool_client.groups import FULL, reference
+from kvpool_client.groups import FULL, STATE, reference
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Request:
     def is_full_attention(self) -> bool:
         return all(blocks.group.kind == FULL for blocks in self.blocks)
 
+    @property
+    def has_states(self) -> bool:
+        return any(blocks.group.kind == STATE for blocks in self.blocks)
+
     def place_of(self, boundary: int) -> tuple[int, int]:
         """The reference group, and its block at the boundary."""
         number = reference([blocks.group for blocks in self.blocks])
@@ -85,10 +89,10 @@ def anywhere(here: Sequence[Sequence[bool]], found: Holders) -> list[list[bool]]
     ]
 
 
-def reach_of_full_attention(request: Request, held: Sequence[Sequence[bool]]) -> int:
-    """The longest boundary if windows asked for nothing."""
-    full = [i for i, blocks in enumerate(request.blocks) if blocks.group.kind == FULL]
-    return longest([request.blocks[i] for i in full], [held[i] for i in full], NO_LIMIT) if full else 0
+def reach_of(request: Request, held: Sequence[Sequence[bool]], *kinds: str) -> int:
+    """The longest boundary if groups of other kinds asked for nothing; 0 where there are none of these."""
+    chosen = [i for i, blocks in enumerate(request.blocks) if blocks.group.kind in kinds]
+    return longest([request.blocks[i] for i in chosen], [held[i] for i in chosen], NO_LIMIT) if chosen else 0
 
 
 def pieces_of(

@@ -1,16 +1,17 @@
 """The longest boundary of a request that is legal in every group of the model, and what it takes to go on there.
 
 A request can go on at a boundary, a number of tokens, if each group holds what its layers will look at: full
-attention all blocks from 0, a window the blocks that cover its last tokens before the boundary (a recurrent state is a
-window of one token). Boundaries are ends of blocks of any group; where another group's block reaches beyond it, that
-block counts as covering. The engine decides by the same rule, so what is brought for a boundary is what it asks for.
+attention all blocks from 0, a window the blocks that cover its last tokens before the boundary, a recurrent state the
+one block that ends there. Boundaries are ends of blocks of any group; where another group's block reaches beyond it,
+that block counts as covering, but for a state's, which is of its end alone. The engine decides by the same rule, so
+what is brought for a boundary is what it asks for.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvpool_client.groups import Group
+from kvpool_client.groups import STATE, Group
 
 NO_LIMIT = 1 << 62
 
@@ -49,7 +50,10 @@ def longest(request: Sequence[Blocks], held: Sequence[Sequence[bool]], room: int
         lacking.append(list(itertools.accumulate(blocks.lacks, initial=0)))
     reach = min(blocks.tokens for blocks in request)
     sizes = {blocks.group.block_tokens for blocks in request}
+    states = [blocks.group.block_tokens for blocks in request if blocks.group.kind == STATE]
     for boundary in sorted({end for size in sizes for end in range(size, reach + 1, size)}, reverse=True):
+        if any(boundary % size for size in states):
+            continue
         spans = [needed(blocks.group, boundary) for blocks in request]
         gaps_in = (sums[span.stop] - sums[span.start] for sums, span in zip(missing, spans, strict=True))
         lacked = sum(sums[span.stop] - sums[span.start] for sums, span in zip(lacking, spans, strict=True))

@@ -15,7 +15,8 @@ from kvpool_client.settings import Settings
 
 FORMAT_FIELD = "kvpool_format"
 BLOCK_TOKENS_FIELD = "kvpool_block_tokens"
-KINDS_FIELD = "kvpool_group_kinds"  # written by our connector, which alone is given them
+# written by our connector, which alone is given them
+KINDS_FIELD, STATES_FIELD = "kvpool_group_kinds", "kvpool_states"
 LEAST_BLOCKS = 8
 # of each weights file: this many samples, evenly spaced from its first byte to its last
 WEIGHT_SAMPLES, SAMPLE_BYTES = 64, 64 << 10

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvpool_client.engine_vllm.configuration import KINDS_FIELD
+from kvpool_client.engine_vllm.configuration import KINDS_FIELD, STATES_FIELD
 from kvpool_client.engine_vllm.drafts import is_drafts
 from kvpool_client.engine_vllm.prefills import Prefills
 from kvpool_client.groups import FULL, STATE, WINDOW
@@ -37,14 +37,17 @@ class KvpoolConnector(OffloadingConnector):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         plans = role == KVConnectorRole.SCHEDULER
-        if plans:
-            extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-            extra[KINDS_FIELD] = [
-                (*kind_and_window(group), bytes_written(group), is_drafts(group.layer_names, vllm_config))
-                for group in kv_cache_config.kv_cache_groups
-            ]
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        extra[KINDS_FIELD] = [
+            (*kind_and_window(group), bytes_written(group), is_drafts(group.layer_names, vllm_config))
+            for group in kv_cache_config.kv_cache_groups
+        ]
+        if states := [
+            state_of(group) for group in kv_cache_config.kv_cache_groups if kind_and_window(group)[0] == STATE
+        ]:
+            extra[STATES_FIELD] = [vllm_config.mamba_config.backend.name, *states]
         super().__init__(vllm_config, role, kv_cache_config)
-        if plans and any(kind != FULL for kind, *_ in extra[KINDS_FIELD]):
+        if plans and any(kind not in (FULL, STATE) for kind, *_ in extra[KINDS_FIELD]):
             store_whole_blocks_alone(self.connector_scheduler)
         timings = timings_of(self.connector_scheduler) if plans else None
         self._prefills = Prefills(timings) if timings is not None else None
@@ -82,12 +85,20 @@ def kind_and_window(group: Any) -> tuple[str, int]:
     spec = group.kv_cache_spec
     if isinstance(spec, FullAttentionSpec):
         return FULL, 0
-    if isinstance(spec, MambaSpec):
+    # in any other mode the engine keeps states elsewhere than at the ends of its blocks, or all of them
+    if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
         return STATE, 1
     # asked one block further than it is used, by methods that don't join (drafts.SHARED): never tried here
     if isinstance(spec, SlidingWindowSpec) and not group.is_eagle_group:
         return WINDOW, spec.sliding_window + spec.extra_retained_tokens
     return type(spec).__name__, 1
+
+
+def state_of(group: Any) -> list[Any]:
+    """What a group's states are, for the format: kind of layer, shapes and data types in the order of their bytes."""
+    spec = group.kv_cache_spec
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in spec.dtypes]
+    return [spec.mamba_type.name, [list(shape) for shape in spec.shapes], dtypes, spec.page_size_bytes]
 
 
 def bytes_written(group: Any) -> int:
@@ -123,7 +134,7 @@ def pass_over_parts(scheduler: Any, request: str) -> None:
         return
     size = scheduler.config.blocks_per_chunk
     for group, state in zip(scheduler.config.kv_group_configs, status.group_states, strict=True):
-        if group.sliding_window_size_in_chunks is None:
+        if group.sliding_window_size_in_chunks is None or group.requires_cow_source:  # a state is its last block alone
             continue
         whole = min(len(state.block_ids) // size, len(state.offload_keys))
         for index in range(state.next_stored_chunk_idx, whole):

@@ -8,10 +8,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, KINDS_FIELD
+from kvpool_client.engine_vllm.configuration import FORMAT_FIELD, KINDS_FIELD, STATES_FIELD
 from kvpool_client.engine_vllm.epoch import engine_of
 from kvpool_client.engine_vllm.requests import MARK_FIELD
-from kvpool_client.groups import Group, to_header
+from kvpool_client.groups import STATE, Group, to_header
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.scheduler_side import HostPool
 
@@ -35,8 +35,8 @@ def groups_of(spec: Any) -> list[Group]:
     groups = []
     for group in spec.config.groups:
         kind, window, written, draft = kinds[group.group_id]
-        # what no block of a single group writes is the same in every row
-        whole = len(spec.config.groups) == 1 or written == spec.config.worker_kv_bytes_per_block
+        # what no block of a single group writes is the same in every row; the numbers of a state are of other types
+        whole = kind != STATE and (len(spec.config.groups) == 1 or written == spec.config.worker_kv_bytes_per_block)
         tokens = group.tokens_per_block * spec.blocks_per_chunk
         groups.append(Group(group.group_id, kind, window, tokens, whole, draft))
     return groups
@@ -89,6 +89,7 @@ def format_fields(spec: Any, row_bytes: int) -> dict[str, Any]:
             "prefill_context": parallel.pcp_size,
             "decode_context": parallel.dcp_size,
         },
+        **({"states": states} if (states := config.extra_config.get(STATES_FIELD)) else {}),
         "replicated_layout": bool(spec.replicated_layout),
         "canonical_layout": bool(config.canonical_layout),
         "hash_seed": bytes(getattr(kv_cache_utils, "NONE_HASH", b"")).hex(),

@@ -1,7 +1,8 @@
 """Our offloading spec: vLLM's tiering spec with blocks of a chosen size, and a worker for engines without a GPU.
 
 The block size of an engine is final only here, so the number of engine blocks in one of ours is chosen here: the
-largest whole number that stays within the configured tokens, at least one.
+largest whole number that stays within the configured tokens, at least one. For a model with recurrent states it is
+one: the engine keeps a state at the end of a prompt's last whole block, wherever that is, and seldom at others.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvpool_client.engine_vllm.configuration import BLOCK_TOKENS_FIELD
+from kvpool_client.engine_vllm.configuration import BLOCK_TOKENS_FIELD, STATES_FIELD
 from kvpool_client.engine_vllm.cpu_worker import CpuWorker
 
 
@@ -24,7 +25,8 @@ class KvpoolSpec(TieringOffloadingSpec):
 
     def __init__(self, config: Any) -> None:
         tokens = min(group.tokens_per_block for group in config.groups)
-        chosen = blocks_per_chunk(tokens, int(config.extra_config[BLOCK_TOKENS_FIELD]))
+        states = bool(config.extra_config.get(STATES_FIELD))
+        chosen = 1 if states else blocks_per_chunk(tokens, int(config.extra_config[BLOCK_TOKENS_FIELD]))
         cache = dataclasses.replace(config.cache, blocks_per_chunk=chosen)
         super().__init__(dataclasses.replace(config, cache=cache))
         self._cpu_worker: CpuWorker | None = None

@@ -11,7 +11,7 @@ import pytest
 from agent_pool import AgentPool, Node
 from standin_engine import BLOCK_TOKENS, FULL_ATTENTION, HYBRID, Served, engine_keys, prompt
 
-from kvpool_client.groups import STATE, WINDOW, Group
+from kvpool_client.groups import WINDOW, Group
 from kvpool_contract.status import AgentStatus, Transfer
 
 ROW = 4096
@@ -145,7 +145,6 @@ def test_windows_alone_are_shared_too(attach: Callable[..., list[Side]]) -> None
 @pytest.mark.parametrize(
     ("group", "reason"),
     [
-        (Group(1, STATE, 1, 4), "state_groups_unsupported"),
         (Group(1, "ChunkedLocalAttentionSpec", 1, 4), "groups_unsupported"),
         (Group(1, WINDOW, 1, 4, draft=True), "draft_missing"),
     ],

@@ -1,0 +1,172 @@
+"""A model with recurrent states: a request goes on from one state and the blocks before it, or computes everything."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from engine.altering_member import AlteringMember, hot_list
+from engine.forged import Forge, ForgedEngine
+from engine.measured import Outcome, by_source, moved, sees_only, settle, small_prompt
+from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
+
+from kvpool_agent.policy.heat import HotBlock
+
+MAKE = Path(__file__).parent / "make_state_model.py"
+BLOCK = 32  # the engine's own: of such a model it is ours, too
+BLOCKS, TAIL = 4, 9
+LENGTH = BLOCKS * BLOCK + TAIL
+PROMPT_PARTS = (BLOCKS - 1, BLOCKS)  # boundaries at which the engine keeps a state
+
+
+@dataclass(frozen=True)
+class Place:
+    """A replica's agent and its engine."""
+
+    replica: Replica
+    engine: ForgedEngine
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.replica.peer_port}"
+
+    @property
+    def fingerprint(self) -> bytes:
+        return bytes.fromhex(self.replica.status()["format"])
+
+    def ask(self, tokens: list[int], salt: str = "") -> Outcome:
+        """With the log-probabilities of the 20 likeliest tokens at each place."""
+        return self.engine.ask(tokens, salt=salt, likeliest=20)
+
+    def counted(self) -> list[HotBlock]:
+        """All blocks that its agent has counted."""
+        return hot_list(self.replica.pool, self.address, self.fingerprint)
+
+
+@pytest.fixture(scope="module")
+def places(tools: Tools, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Place]]:
+    """Replicas A and B of the model."""
+    folder = tmp_path_factory.mktemp("states")
+    pool = Pool(tools, folder / "pool", host_pool_bytes=32 * MIB, agent={"arenaBytes": 64 * MIB})
+    replicas = [pool.replica(name) for name in "AB"]
+    with ThreadPoolExecutor() as threads:
+        made = threads.submit(forge.run, MAKE, folder / "model")
+        list(threads.map(Replica.start_agent, replicas))
+        made.result()
+    options = {"dtype": "bfloat16", "enable_prefix_caching": True}
+    engines = [ForgedEngine(forge, replica, folder / "model", **options) for replica in replicas]
+    try:
+        for engine in engines:
+            engine.until_ready()
+        a, b = (Place(replica, engine) for replica, engine in zip(replicas, engines, strict=True))
+        yield a, b
+    finally:
+        for engine in engines:
+            engine.close()
+        pool.stop()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What A answered from each boundary, by itself, and the blocks that it has stored of it: full attention's in
+    order, and states' by boundary."""
+
+    answers: dict[int, Outcome]
+    full: list[bytes]
+    states: dict[int, bytes]
+
+
+def served(place: Place, tokens: list[int]) -> Served:
+    before = len(place.counted())
+    cold = place.ask(tokens, salt="another")
+    wait_for("the blocks under another name", lambda: len(place.counted()) == before + BLOCKS + 1, 20)
+    known = {block.key for block in place.counted()}
+    assert place.ask(tokens[: (BLOCKS - 1) * BLOCK + TAIL]).tokens == by_source(computed=(BLOCKS - 1) * BLOCK + TAIL)
+    answers = {0: cold, BLOCKS - 1: place.ask(tokens), BLOCKS: place.ask(tokens)}
+    for boundary, outcome in answers.items():
+        assert outcome.tokens == by_source(device=boundary * BLOCK, computed=LENGTH - boundary * BLOCK)
+    assert all(sharp(outcome) for outcome in answers.values())
+
+    def own() -> tuple[list[bytes], dict[int, bytes]]:
+        return by_kind([block for block in place.counted() if block.key not in known])
+
+    wait_for("all blocks of A", lambda: [*own()[1]] == [*PROMPT_PARTS] and len(own()[0]) == BLOCKS, 20)
+    return Served(answers, *own())
+
+
+def sharp(outcome: Outcome) -> bool:
+    """Whether the model's likeliest tokens are told apart, so that equal probabilities mean something."""
+    return all(max(top.values()) - min(top.values()) > 1 for top in outcome.answer[1])
+
+
+def by_kind(blocks: list[HotBlock]) -> tuple[list[bytes], dict[int, bytes]]:
+    """Keys of full attention in order, and of the states, which have no parents, by their boundary."""
+    linked = {block.depth: block for block in blocks if block.parent}
+    if 1 not in linked:
+        return [], {}
+    full = [linked[1].parent, *(linked[depth].key for depth in sorted(linked))]
+    return full, {block.depth + 1: block.key for block in blocks if block.key not in full}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The boundaries whose states a member holds beside all of full attention, and the boundary, in blocks, that comes
+    of it; altered: the last one has other bytes."""
+
+    states: tuple[int, ...]
+    boundary: int
+    altered: bool = False
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        pytest.param(Offer(PROMPT_PARTS, BLOCKS), id="all"),
+        pytest.param(Offer((BLOCKS,), BLOCKS), id="the last alone"),
+        pytest.param(Offer((BLOCKS,), BLOCKS, altered=True), id="the last altered"),
+        pytest.param(Offer((BLOCKS - 1,), BLOCKS - 1), id="the last missing"),
+        pytest.param(Offer((), 0), id="none"),
+    ],
+)
+def test_a_continuation_from_another_replicas_state_equals_one_from_a_local_prefix_hit(
+    places: tuple[Place, Place], offer: Offer, request: pytest.FixtureRequest
+) -> None:
+    a, b = places
+    tokens = small_prompt(sum(request.node.name.encode()), LENGTH)
+    of_a = served(a, tokens)
+    pool = b.replica.pool
+    held = [*of_a.full, *(of_a.states[boundary] for boundary in offer.states)]
+    member = AlteringMember(pool, a.address, a.fingerprint, held)
+    seeds = pool.members.read_text()
+    try:
+        if offer.altered:
+            member.alter(of_a.states[BLOCKS])
+        pool.members.write_text(f"{member.address}\n")
+        sees_only(b.replica, member.address)
+        before = settle(b.replica)
+        found = b.ask(tokens)
+        after = settle(b.replica)
+        loaded = offer.boundary * BLOCK
+        assert found.tokens == by_source(pool=loaded, computed=LENGTH - loaded)
+        rows = offer.boundary + 1 if offer.boundary else 0
+        row = after["format_fields"]["row_bytes"]
+        assert member.served == rows
+        came = [one - other for one, other in zip(moved(after, "demand_in"), moved(before, "demand_in"), strict=True)]
+        assert came == [rows, rows * row]
+        misses = {reason: n - before["misses"].get(reason, 0) for reason, n in after["misses"].items()}
+        missed = BLOCKS - offer.boundary
+        assert {reason: n for reason, n in misses.items() if n} == ({"state_missing": missed} if missed else {})
+        assert (found.answer == of_a.answers[offer.boundary].answer) is not offer.altered
+    finally:
+        pool.members.write_text(seeds)
+        member.close()
+
+
+def test_the_format_says_what_the_states_are(places: tuple[Place, Place]) -> None:
+    fields = places[0].replica.status()["format_fields"]
+    assert fields["block_tokens"] == BLOCK
+    (backend, (kind, shapes, dtypes, page)) = fields["states"]
+    assert (backend, kind, dtypes) == ("TRITON", "GDN_ATTN", ["bfloat16", "float32"])
+    assert shapes == [[3, 384], [1, 128, 128]]
+    assert 2 * page == fields["row_bytes"]
