@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from replica import PATIENCE
-
-from kvpool_agent.peer.rdma import nic, transport
+from rdma.member import be_patient
 
 DEVICES = [name for name in os.environ.get("KVPOOL_RDMA_DEVICES", "").split(",") if name]
 
@@ -29,11 +27,6 @@ def devices() -> tuple[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
-    """A device's process answers later where its processor is emulated, and is not at fault for it."""
     with pytest.MonkeyPatch.context() as patched:
-        for module, name in (
-            (nic, "LOOK_SECONDS"), (nic, "START_SECONDS"),
-            (transport, "LOOK_SECONDS"), (transport, "ANSWER_SECONDS"), (transport, "OPEN_SECONDS"),
-        ):  # fmt: skip
-            patched.setattr(module, name, PATIENCE * getattr(module, name))
+        be_patient(patched.setattr)
         yield
