@@ -29,12 +29,13 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     Served,
     block_bytes,
     engine_keys,
+    last_boundary,
     metrics_text,
     prompt,
     window_blocks,
 )
 
-from kvpool_client.groups import FULL, STATE, Group, reference, to_header
+from kvpool_client.groups import FULL, Group, reference, to_header
 from kvpool_client.ledger import Result
 from kvpool_client.memory import address_of, reopen_read_only
 from kvpool_client.plans import Answer
@@ -75,10 +76,6 @@ class _Job:
 
 
 Preempt = Callable[[int], bool]
-
-
-def _never(step: int) -> bool:
-    return False
 
 
 class StandInEngine:
@@ -177,7 +174,7 @@ class StandInEngine:
     def serve(self, tokens: Sequence[int]) -> Served:
         return self.serve_together([tokens])[0]
 
-    def serve_together(self, prompts: Sequence[Sequence[int]], preempt: Preempt = _never) -> list[Served]:
+    def serve_together(self, prompts: Sequence[Sequence[int]], preempt: Preempt = lambda _step: False) -> list[Served]:
         """Takes all requests in before the first step; ends when all are answered and stored. `preempt(step)` is asked
         after each step whether the first of those that wait shall be preempted."""
         return self._serve([(tokens, "", None) for tokens in prompts], preempt)
@@ -193,7 +190,7 @@ class StandInEngine:
         return asdict(self._serve([asked])[0]) if self._probe else None
 
     def _serve(
-        self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = _never
+        self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = lambda _step: False
     ) -> list[Served]:
         with self._serving:
             return self._serve_now([self._begin(*one) for one in asked], preempt)
@@ -242,11 +239,7 @@ class StandInEngine:
         """Looks for the longest boundary at which every group has what it needs; whether there was an answer. Groups
         with full attention come first; a group that shortens the boundary makes the windows be looked at again."""
         order = sorted(range(len(self.groups)), key=lambda place: self.groups[place].kind != FULL)
-        # the last token is computed; with a window or a state, its own block must be one to compute
-        boundary = request.tokens - any(group.kind != FULL for group in self.groups)
-        for group in self.groups:
-            if group.kind == STATE:
-                boundary -= boundary % group.block_tokens
+        boundary = last_boundary(self.groups, request.tokens)
         deferred = False
         again = True
         while again:

@@ -47,6 +47,13 @@ def window_blocks(group: Group) -> int:
     return -(-group.window // group.block_tokens)
 
 
+def last_boundary(groups: Sequence[Group], tokens: int) -> int:
+    """Up to which an engine looks for blocks: the last token is computed; with a window or a state, its own block must
+    be one to compute, and with a state that lies at a block's end."""
+    boundary = tokens - any(group.kind != FULL for group in groups)
+    return min((boundary - boundary % group.block_tokens for group in groups if group.kind == STATE), default=boundary)
+
+
 def metrics_text(tokens: Mapping[str, int]) -> str:
     """The engine's page of metrics, as far as an agent reads it: prompt tokens by source."""
     cached = "\n".join(
