@@ -26,6 +26,7 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     HYBRID,
     KEY_BYTES,
     RECURRENT,
+    Job,
     Served,
     block_bytes,
     engine_keys,
@@ -65,14 +66,6 @@ class _Request:
             for group, keys in zip(self.groups, self.keys, strict=True)
             for i, key in enumerate(keys)
         }
-
-
-@dataclass(frozen=True)
-class _Job:
-    job_id: int
-    keys: Sequence[bytes]
-    chunk_ids: Sequence[int]
-    req_context: _Request
 
 
 Preempt = Callable[[int], bool]
@@ -123,7 +116,7 @@ class StandInEngine:
         self._free = list(range(rows))
         self._coming: dict[bytes, int] = {}  # rows that promotions hold
         self._promotions: dict[str, tuple[_Request, list[bytes]]] = {}  # of this step, by request
-        self._loads: dict[int, _Job] = {}
+        self._loads: dict[int, Job] = {}
         self._from_pool: dict[bytes, _Request] = {}
         self.promoted = 0  # rows that loads were given, whether or not they came
         self.withheld: set[bytes] = set()  # blocks that are never stored, as engines store windows sparsely
@@ -373,11 +366,11 @@ class StandInEngine:
         self.side.request_finished(request)
         self._from_pool = {key: owner for key, owner in self._from_pool.items() if owner is not request}
 
-    def _job(self, keys: Sequence[bytes], rows: Sequence[int], request: _Request) -> _Job:
+    def _job(self, keys: Sequence[bytes], rows: Sequence[int], request: _Request) -> Job:
         self._jobs += 1
-        return _Job(self._jobs, keys, rows, request)
+        return Job(self._jobs, keys, rows, request)
 
-    def _wait(self, job: _Job) -> Result:
+    def _wait(self, job: Job) -> Result:
         while job.job_id not in self._results:
             self._step_begin()
         return self._results[job.job_id]

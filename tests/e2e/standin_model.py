@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvpool_client.groups import FULL, GROUP_BYTES, STATE, WINDOW, Group
 
@@ -75,3 +76,13 @@ class Served:
     pool: int = 0
     equal: bool = True
     rows: int | None = None  # where the model has several groups
+
+
+@dataclass(frozen=True)
+class Job:
+    """A transfer, by the names that the client knows it by."""
+
+    job_id: int
+    keys: Sequence[bytes]
+    chunk_ids: Sequence[int]
+    req_context: Any
