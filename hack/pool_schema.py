@@ -19,6 +19,7 @@ from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.desired.spaces import LABEL_VALUE, LabelValue
 from kvpool_operator.desired.spaces import RULES as SPACE_RULES
 from kvpool_operator.desired.status_fields import PoolStatus
+from kvpool_operator.desired.store import RULES as STORE_RULES
 from kvpool_operator.desired.tiers import EXCLUDED, NO_SIZE
 
 PLURAL, SINGULAR, SHORT = "kvcachepools", "kvcachepool", "kvp"
@@ -50,6 +51,7 @@ RULES = {
         ),
         *SPACE_RULES,
     ],
+    "spec.store": STORE_RULES,
     "spec.tiers.disk": [
         (
             "!has(self.storageClassName) || self.storageClassName == '' || "

@@ -57,7 +57,7 @@ class Account:
             self._foreign.pop(key, None)
 
     def brought(self, key: bytes, way: str) -> None:
-        """A request's plan has brought a block into the arena from there (PEER or DISK)."""
+        """A request's plan has brought a block into the arena from there (PEER, DISK or STORE)."""
         with self._lock:
             self._ways[key] = way
             if len(self._ways) > ORIGINS_KEPT:

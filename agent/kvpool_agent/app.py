@@ -20,9 +20,9 @@ from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.beyond import Beyond
 from kvpool_agent.flows.certify import Certification
 from kvpool_agent.flows.custody import Custody
-from kvpool_agent.flows.disk import DiskSource
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.heads import HeadFilter
@@ -48,7 +48,6 @@ from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.place import Place
 from kvpool_agent.policy.purposes import Purposes, purposes
 from kvpool_agent.policy.readiness import Readiness, limits
-from kvpool_agent.store.disk.tier import DiskTier
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs, slab_options
 from kvpool_contract import status as contract
@@ -78,9 +77,8 @@ class Agent:
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
-        self._disk = DiskTier(config.disk, self._account, lambda: self._slabs.all, self._keyring)
-        below = self._disk if config.disk.path else None
-        self._slabs = Slabs(memory, writable_at, self._keyring, below, **slab_options(config))
+        self._beyond = Beyond(config, self._account, lambda: self._slabs.all, self._keyring, place.member)
+        self._slabs = Slabs(memory, writable_at, self._keyring, self._beyond.below, **slab_options(config))
         self._recovery = RecoveryFlow(self._slabs, self._account) if place.restarted else None
         self._certification = Certification(config, place.member, place.identity, self._account)
         transport = self._certification.transport
@@ -108,7 +106,9 @@ class Agent:
         self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
         self._rdma = Rdma(config, memory, self._readable, self._account)
         direct = Reader(self._rdma, self._dialer, self._account)
-        self._fetcher = Fetcher(self._dialer, self._breakers, self._account, self._purposes, direct)
+        self._fetcher = Fetcher(
+            self._dialer, self._breakers, self._account, self._purposes, direct, self._beyond.external
+        )
         self._probe = ProbeFlow(
             config.engine.port,
             self._members,
@@ -117,7 +117,7 @@ class Agent:
             lambda: self._bare("probe_mismatch"),
             (place.last_beat.engine, place.last_beat.probe),
         )
-        disk = DiskSource(below, self._account, self._fetcher.in_flight, self._fetcher.costs)
+        disk = self._beyond.disk_source(self._fetcher.in_flight, self._fetcher.costs)
         seconds = config.loading.deadlineSeconds
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, seconds, self._probe.before_load, disk)
         self._store = StoreFlow(self._account, lambda: self._probe.awaited(others=False))
@@ -135,13 +135,7 @@ class Agent:
         # in a pod that was ready the engine is there and attaches again by itself
         if place.template and not place.latched and not place.last_beat.disproved:
             self._early = EarlyWarmup(
-                place.template,
-                self._slabs,
-                self._members,
-                self._dialer,
-                self._breakers,
-                self._warmup,
-                self._account,
+                place.template, self._slabs, self._members, self._dialer, self._breakers, self._warmup, self._account
             )
         self._disproved, self._discarded = place.last_beat.disproved, 0
         if place.last_beat.discarded:
@@ -151,15 +145,8 @@ class Agent:
         state, proved = (lambda: self._readiness.state), self._format_is_proved
         self._source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma, policy)
         directory = OwnDirectory(self._identity, self._slabs, self._source, self._entries, self._members)
-        self._custody = Custody(
-            self._slabs,
-            self._members,
-            self._dialer,
-            self._fetcher,
-            self._account,
-            lambda: configuration.config,
-            lambda: not self._source.hidden,
-        )
+        live, holds = (lambda: configuration.config), (lambda: not self._source.hidden)
+        self._custody = Custody(self._slabs, self._members, self._dialer, self._fetcher, self._account, live, holds)
         self._peers = PeerServer(
             place.bind,
             place.peer_port,
@@ -173,7 +160,7 @@ class Agent:
             entitlement=entitlement,
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
-        self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._disk.heads})
+        self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._beyond.disk.heads})
         hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
         requests = RequestNames(self._keyring, self._account)
@@ -193,7 +180,7 @@ class Agent:
         await web.TCPSite(runner, self._place.bind or None, self._place.worker_port).start()
         starts = (
             self._certification.start, self._keyring.start, self._members.start, self._announcer.start,
-            self._orphans.start, self._custody.start, self._heads.start, self._store.start, self._disk.start,
+            self._orphans.start, self._custody.start, self._heads.start, self._store.start, self._beyond.start,
             self._rdma.start, self._peers.start, self._engine_port.start,
         )  # fmt: skip
         for begin in starts:
@@ -221,21 +208,26 @@ class Agent:
                     await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
                 except TimeoutError:
                     continue
-            if self._leaving and self._custody.leaves():
-                self._change(lambda readiness: readiness.leave())
-                await asyncio.to_thread(self._custody.hand_over)
+            if self._leaving:
+                await self._leave()
         finally:
             for task in tasks:
                 task.cancel()
             closes = (
                 self._keyring.close, self._engine_port.close, self._peers.close, self._certification.close,
                 self._announcer.close, self._orphans.close, self._custody.close, self._heads.close, self._members.close,
-                self._disk.close, self._rdma.close, self._lookup.close, self._locator.close, self._dialer.close,
+                self._beyond.close, self._rdma.close, self._lookup.close, self._locator.close, self._dialer.close,
                 self._teller.close,
             )  # fmt: skip
             for close in closes:
                 close()
             await runner.cleanup()
+
+    async def _leave(self) -> None:
+        if self._custody.leaves():
+            self._change(lambda readiness: readiness.leave())
+            await asyncio.to_thread(self._custody.hand_over)
+        await asyncio.to_thread(self._beyond.leave, self._configuration.config.drain.maxSeconds)
 
     def stop(self) -> None:
         """Ends `run`; any thread may call."""
@@ -260,7 +252,8 @@ class Agent:
         self._lookup.admission.loading = config.loading
         if config.paused != self._lookup.paused:
             self._account.event("paused" if config.paused else "unpaused")
-        self._lookup.paused = self._store.paused = self._disk.paused = config.paused
+        self._lookup.paused = self._store.paused = config.paused
+        self._beyond.pause(config.paused)
         self._change(lambda readiness: readiness.limit(limits(config.readiness)))
         self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
 
@@ -342,7 +335,7 @@ class Agent:
     def _misses_differ(self, others: bool) -> bool:
         """Whether a lookup may miss, or hit, for another reason than who holds the first block."""
         # what a client could make of a name without a key is no name here
-        return self._keyring.keyed or self._lookup.paused or self._disk.looking or self._probe.awaited(others)
+        return self._keyring.keyed or self._lookup.paused or self._beyond.unknown or self._probe.awaited(others)
 
     def _format_is_proved(self) -> bool:
         """Whether an engine has shown that it has this format, to this worker or to one before it."""
@@ -390,7 +383,8 @@ class Agent:
             config=self._configuration.in_force,
             tls=self._certification.snapshot(),
             cache_namespaces=spaces.cache_namespaces(self._keyring, self._slabs),
-            disk=self._disk.status(),
+            disk=self._beyond.disk.status(),
+            store=self._beyond.store_status(),
             costs=self._fetcher.costs.snapshot(),
             transport=self._rdma.snapshot(),
             benefit=self._fetcher.costs.benefit(),

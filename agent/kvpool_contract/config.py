@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvpool_contract.external import Store, wrong_with
 from kvpool_contract.identity import CertificateName, IdentityError
 from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, REQUEST_MODES, is_name
 
@@ -181,6 +182,7 @@ class AgentConfig:
     eviction: Literal["GDSF", "LRU", "S3FIFO"] = DEFAULT_EVICTION
     ownedPercent: int = DEFAULT_OWNED_PERCENT  # noqa: N815
     disk: Disk = field(default_factory=Disk)
+    store: Store = field(default_factory=Store)
     transport: Transport = field(default_factory=Transport)
     engine: Engine = field(default_factory=Engine)
     prewarm: Prewarm = field(default_factory=Prewarm)
@@ -276,6 +278,8 @@ def _check(config: AgentConfig) -> None:
     at_least("disk.bytes", config.disk.bytes, 0)
     if config.disk.path and not config.disk.path.startswith("/"):
         raise ConfigError(f"configuration field disk.path: {config.disk.path!r} is no whole path; begin it with /")
+    if wrong := wrong_with(config.store):
+        raise ConfigError(f"configuration field store.{wrong[0]}: {wrong[1]}")
     at_least("prewarm.maxBytes", config.prewarm.maxBytes, 0)
     at_least("prewarm.maxBytesPerSecond", config.prewarm.maxBytesPerSecond, 1)
     at_least("prewarm.maxStreams", config.prewarm.maxStreams, 1)

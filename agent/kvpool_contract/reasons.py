@@ -8,6 +8,7 @@ from kvpool_contract.certificate_reasons import CERTIFICATE_REASONS
 from kvpool_contract.miss_reasons import MISS_REASONS
 from kvpool_contract.rdma_reasons import RDMA_REASONS
 from kvpool_contract.reason import Reason
+from kvpool_contract.store_reasons import STORE_REASONS
 
 _TABLE = (
     # why an engine runs bare or its agent is ready but not warm
@@ -328,7 +329,8 @@ _TABLE = (
     ),
 )
 
-REASONS: dict[str, Reason] = {reason.word: reason for reason in (*_TABLE, *CERTIFICATE_REASONS, *RDMA_REASONS)}
+_ALL = (*_TABLE, *CERTIFICATE_REASONS, *RDMA_REASONS, *STORE_REASONS)
+REASONS: dict[str, Reason] = {reason.word: reason for reason in _ALL}
 
 
 def explain(word: str) -> str:

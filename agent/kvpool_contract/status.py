@@ -8,6 +8,8 @@ import time
 
 import msgspec
 
+from kvpool_contract.external import STORE
+
 VERSION = 1
 
 
@@ -40,8 +42,9 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 # where a block lay that a request found: in the engine's device or host cache (ENGINE: its client does not say which),
-# in the agent's arena before the request came, or at another member or on the disk until it came
-DEVICE, HOST, ENGINE, ARENA, PEER, DISK = PLACES = ("device", "host", "engine", "arena", "peer", "disk")
+# in the agent's arena before the request came, or at another member, on the disk or in the external store until it came
+DEVICE, HOST, ENGINE, ARENA, PEER, DISK = _HERE = ("device", "host", "engine", "arena", "peer", "disk")
+PLACES = (*_HERE, STORE)
 
 
 class Hits(msgspec.Struct, frozen=True):
@@ -149,6 +152,18 @@ class Disk(msgspec.Struct, frozen=True):
     blocks: int = 0
     files: int = 0
     sealed: bool = False
+
+
+class Store(msgspec.Struct, frozen=True):
+    """The external store. `type`: Valkey, empty where there is none. `state`: opening (it was not reached yet), ready
+    or degraded: it is left alone and asked again after a pause, `reason` and `detail` say why. Ready with a reason:
+    store_full, nothing is written for a minute. `waiting`: blocks that are to be written."""
+
+    type: str = ""
+    state: str = "none"
+    reason: str = ""
+    detail: str = ""
+    waiting: int = 0
 
 
 class Directory(msgspec.Struct, frozen=True):
@@ -326,6 +341,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     tls: Tls = Tls()
     cache_namespaces: list[CacheNamespace] = []
     disk: Disk = Disk()
+    store: Store = Store()
     costs: Costs = Costs()
     transport: Transport = Transport()
     benefit: Benefit = Benefit()

@@ -84,6 +84,7 @@ def _notes(answer: Answer) -> Iterator[str]:
             _of_arena,
             _of_reuse,
             _of_disk,
+            _of_store,
             _of_transport,
             _of_benefit,
         ):
@@ -152,6 +153,13 @@ def _of_reuse(status: AgentStatus) -> Iterator[str]:
 def _of_disk(status: AgentStatus) -> Iterator[str]:
     if status.disk.reason:
         yield f"the disk tier is {status.disk.state}: {explain(status.disk.reason)}"
+
+
+def _of_store(status: AgentStatus) -> Iterator[str]:
+    store = status.store
+    if store.reason:
+        detail = f" ({store.detail})" if store.detail else ""
+        yield f"the external store is {store.state}: {explain(store.reason)}{detail}"
 
 
 def _of_transport(status: AgentStatus) -> Iterator[str]:

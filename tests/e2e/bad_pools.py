@@ -78,7 +78,7 @@ BAD_POOLS = [
     _unknown(
         "engin",
         {},
-        "engine, tiers, prewarm, readiness, loading, drain, replication, publication, cacheNamespaces, "
+        "engine, tiers, store, prewarm, readiness, loading, drain, replication, publication, cacheNamespaces, "
         "requestNamespace, gatewayKeySecretRef, transport, agent, paused",
     ),
     _wrong("tiers.memory.ownedPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),
@@ -166,6 +166,28 @@ BAD_POOLS = [
         "storageClassName claims a volume without size; set size",
         _at("tiers.disk", {"storageClassName": "fast"}),
     ),
+    _bad("store.type", "Redis", "'Redis' is none of None, Valkey; use one of them", "Unsupported value"),
+    BadPool(
+        "spec.store",
+        "pool field spec.store: type Valkey needs a url; write valkey://HOST:PORT",
+        "type Valkey needs a url; write valkey://HOST:PORT",
+        _at("store", {"type": "Valkey"}),
+    ),
+    BadPool(
+        "spec.store",
+        "pool field spec.store: url or secretName without type names a store that is not used; set type: Valkey, or "
+        "take them out",
+        "url or secretName without type names a store that is not used; set type: Valkey, or take them out",
+        _at("store", {"url": "valkey://cache:6379"}),
+    ),
+    BadPool(
+        "spec.store",
+        "pool field spec.store: url is no address of such a store; write valkey://HOST:PORT, or valkeys:// for TLS, "
+        "without credentials",
+        "url is no address of such a store; write valkey://HOST:PORT, or valkeys:// for TLS, without credentials",
+        _at("store", {"type": "Valkey", "url": "valkey://user:secret@cache:6379"}),
+    ),
+    _wrong("store.ttlSeconds", 59, "expected `int` >= 60", "should be greater than or equal to 60"),
     _wrong("agent.image", "i" * 513, "expected `str` of length <= 512", "may not be more than 512 bytes"),
     _wrong(
         "agent.imagePullSecrets",

@@ -164,8 +164,8 @@ def test_the_workload_is_in_the_pools_namespace() -> None:
             POOL.read_text().replace("tiers:", "tier:"),
             "",
             "pool field spec.tier: this version does not know it; "
-            "spec has engine, tiers, prewarm, readiness, loading, drain, replication, publication, cacheNamespaces, "
-            "requestNamespace, gatewayKeySecretRef, transport, agent, paused",
+            "spec has engine, tiers, store, prewarm, readiness, loading, drain, replication, publication, "
+            "cacheNamespaces, requestNamespace, gatewayKeySecretRef, transport, agent, paused",
         ),
         (
             "kind: KVCachePool\n",

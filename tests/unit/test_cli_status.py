@@ -28,6 +28,7 @@ from kvpool_contract.status import (
     Probe,
     RdmaDevice,
     Reuse,
+    Store,
     Tls,
     Transfer,
     Transport,
@@ -324,6 +325,12 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
         ),
         ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
         ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),
+        ({"store": Store("Valkey", "ready")}, []),
+        ({"store": Store("Valkey", "opening")}, []),
+        (
+            {"store": Store("Valkey", "degraded", "store_slow", "timed out")},
+            [f"a: the external store is degraded: {explain('store_slow')} (timed out)"],
+        ),
         ({"transport": Transport("Auto", "TCP", "rdma_no_device")}, []),
         (
             {"transport": Transport("RDMA", "TCP", "rdma_no_device", "none")},

@@ -2,17 +2,15 @@
 follow."""
 
 import json
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 import pytest
 from bad_pools import BAD_POOLS, BadPool
 
-from kvpool_contract.config import LIVE_FIELDS, AgentConfig, decode_config, take_over
-from kvpool_operator.desired.objects import agent_config, pool_field, pool_objects
-from kvpool_operator.desired.parts import LIVE, NEW_PODS, PoolError
-from kvpool_operator.desired.pool import PoolSpec, read_pool, read_stored_pool
+from kvpool_contract.config import decode_config
+from kvpool_operator.desired.objects import agent_config, pool_objects
+from kvpool_operator.desired.parts import PoolError
+from kvpool_operator.desired.pool import read_pool, read_stored_pool
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_quantity
 from kvpool_operator.desired.trust import Trust
 
@@ -145,6 +143,13 @@ def test_every_field_reaches_the_configuration() -> None:
                     "memory": {"size": "3Gi", "ownedPercent": 55, "eviction": "S3FIFO"},
                     "disk": {"size": "10Gi", "storageClassName": "fast"},
                 },
+                "store": {
+                    "type": "Valkey",
+                    "url": "valkeys://cache.team-b.svc:6380/2",
+                    "secretName": "cache",
+                    "ttlSeconds": 600,
+                    "maxBytesPerSecond": "4M",
+                },
                 "prewarm": {"maxBytes": "0", "maxBytesPerSecond": "10M", "maxStreams": 7, "sourceMaxStreams": 3},
                 "readiness": {
                     "targetPercent": 50,
@@ -191,6 +196,14 @@ def test_every_field_reaches_the_configuration() -> None:
         "eviction": "S3FIFO",
         "ownedPercent": 55,
         "disk": {"path": "/var/lib/kvpool", "bytes": 10737418240},
+        "store": {
+            "type": "Valkey",
+            "url": "valkeys://cache.team-b.svc:6380/2",
+            "prefix": "kvpool/team-a/chat/",
+            "credentialsFolder": "/kvpool/store",
+            "ttlSeconds": 600,
+            "maxBytesPerSecond": 4000000,
+        },
         "transport": {"type": "RDMA", "rdma": {"devices": ["mlx5_0"], "allowUnencrypted": True}},
         "members": {"dns": "chat-kvpool.team-a.svc:7700", "file": ""},
         "tls": {"mode": "Files", "signer": "", "cluster": "c", "k8sNamespace": "team-a"},
@@ -293,107 +306,3 @@ def test_the_frame_of_the_document_is_checked(change: dict[str, Any], sentence: 
     with pytest.raises(PoolError) as refusal:
         read_pool(document() | change)
     assert str(refusal.value) == sentence
-
-
-# live, though no agent is told
-OF_THE_CONTROLLER = ("agent.updateStrategy.type",)
-EVICTIONS = ("GDSF", "LRU", "S3FIFO")
-
-
-def _leaves(part: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Path, value and the word for when a change applies, of every field of a spec."""
-    for each in msgspec.structs.fields(type(part)):
-        value, inner = getattr(part, each.name), path + each.encode_name
-        if isinstance(value, msgspec.Struct):
-            yield from _leaves(value, f"{inner}.")
-        else:
-            (meta,) = (m for m in get_args(each.type) if isinstance(m, msgspec.Meta))
-            yield inner, value, (meta.extra or {})["applies"]
-
-
-def _another(value: Any) -> Any:
-    if value == "OnDelete":
-        return "InPlace"
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value + 1 if value < 95 else value - 1
-    if isinstance(value, list):
-        return [{"name": "other"}]
-    if isinstance(value, str) and value in EVICTIONS:
-        return next(word for word in EVICTIONS if word != value)
-    return {"cpu": "1"} if isinstance(value, dict) else "other"
-
-
-SPACES: dict[str, Any] = {"cacheNamespaces": [{"name": "other"}]}
-SIGNED = {**SPACES, "requestNamespace": "Signed", "gatewayKeySecretRef": {"name": "gateway"}}
-# what a field can't be without, and another value where not any will do
-WITH: dict[str, dict[str, Any]] = {
-    "requestNamespace": SPACES,
-    "gatewayKeySecretRef.name": SIGNED,
-    "gatewayKeySecretRef.key": SIGNED,
-    "tiers.disk.storageClassName": {"tiers": {"disk": {"size": "1Gi"}}},
-}
-OTHER = {
-    "requestNamespace": "TrustGateway",
-    "transport.tls.mode": "Disabled",
-    "readiness.onDeadline": "Block",
-    "loading.mode": "Always",
-    "publication.policy": "Never",
-    "transport.type": "TCP",
-    "transport.rdma.resource": "rdma/hca",
-    "transport.rdma.devices": ["mlx5_0"],
-}
-
-
-def _specs() -> list[tuple[str, str, AgentConfig, AgentConfig]]:
-    """For each field of the spec: its path, what is said of it, and the agents' configuration before and with another
-    value."""
-    found = []
-    for path, value, applies in _leaves(PoolSpec()):
-        if path == "transport.tls.secretRef.name":
-            continue  # it comes with a mode alone; the pods have it, and no agent is told
-        before = WITH.get(path, {})
-        spec: Any = OTHER.get(path, _another(value))
-        *parts, last = path.split(".")
-        inner = before
-        for name in parts:
-            inner = inner.get(name, {})
-        spec = {**(inner if parts else {}), last: spec}
-        for name in reversed(parts):
-            spec = {name: spec}
-        configs = [agent_config(read_pool(document(one))) for one in (before, {**before, **spec})]
-        found.append((path, applies, *configs))
-    return found
-
-
-def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
-    live, named = set(), set()
-    for path, applies, now, wanted in _specs():
-        in_force, needs_new_pods = take_over(now, wanted)
-        told = in_force != now
-        if path in OF_THE_CONTROLLER:
-            assert (applies, wanted) == (LIVE, now), path
-            continue
-        assert applies == (LIVE if told else NEW_PODS), path
-        if told:
-            live.add(path.partition(".")[0])
-        # what agents name as needing new pods is called what the spec calls it; of a disk, what it is part of
-        called = "tiers.disk" if path.startswith("tiers.disk.") else path
-        assert {pool_field(each) for each in needs_new_pods} == ({called} if wanted != now and not told else set()), (
-            path
-        )
-        named |= set(needs_new_pods)
-    assert live == set(LIVE_FIELDS) - {"generation"}
-    assert named == {
-        "arenaBytes",
-        "engine.port",
-        "cacheNamespaces",
-        "requestNamespace",
-        "eviction",
-        "ownedPercent",
-        *(f"publication.{name}" for name in ("policy", "maxDepthTokens")),
-        *(f"disk.{name}" for name in ("path", "bytes")),
-        *(f"transport.{name}" for name in ("type", "rdma.devices", "rdma.allowUnencrypted")),
-        "tls.mode",
-    }

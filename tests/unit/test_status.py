@@ -46,6 +46,7 @@ def full(**change: Any) -> AgentStatus:
         "peers": [contract.Peer("10.0.0.1:7700", True, "uid-b", "Ready(warm)", "ab" * 16, 12, "", "open", 3)],
         "unknown_config_fields": ["later"],
         "started_at": 1000.5,
+        "store": contract.Store("Valkey", "ready", "store_full", "OOM", 77),
         "directory": contract.Directory(13, 14, 15, True, 16, 17),
         "tls": contract.Tls("Managed", "ok", not_after=18.0),
         "costs": contract.Costs(
@@ -108,6 +109,9 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_reuse_distance_blocks{cache_namespace="acme",le="8192"}': 1,
         'kvpool_reuse_distance_blocks{cache_namespace="acme",le="16384"}': 5,
         'kvpool_reuse_distance_blocks{cache_namespace="acme",le="+Inf"}': 9,
+        "kvpool_store_ready": 1,
+        'kvpool_store_reason{reason="store_full"}': 1,
+        "kvpool_store_waiting_blocks": 77,
         "kvpool_directory_entries": 13,
         "kvpool_directory_holders": 14,
         "kvpool_learnt_addresses": 15,

@@ -38,6 +38,8 @@ class Pool:
         self.answers: Callable[[str, Sequence[Wanted]], str] = lambda address, wanted: ""
         self.fetched: list[bytes] = []
         self.in_flight = InFlight()
+        self.left: list[HotBlock] = []  # the external store's hot list
+        self.external = self
         self._lock = threading.Lock()
 
     def settle(self, seconds: float) -> None:
@@ -49,7 +51,9 @@ class Pool:
             for name, blocks in self.lists.items()
         ]
 
-    def hot(self, address: str, fingerprint: bytes, limit: int, seconds: float) -> list[HotBlock]:
+    def hot(self, address: str | Slab, *_bounds: object) -> list[HotBlock]:
+        if isinstance(address, Slab):  # asked of the store
+            return self.left
         if self.lists[address] and self.lists[address][0].heat < 0:
             raise PeerError("timed out")
         return self.lists[address]
@@ -113,6 +117,22 @@ def test_all_blocks_of_all_members_are_fetched_once_and_the_end_has_no_reason() 
     progress = flow.progress.snapshot(0.0)
     assert (progress.planned_blocks, progress.loaded_blocks, progress.bytes) == (20, 20, 20 * SLOT)
     assert [event.word for event in account.events] == ["warm_begin", "warm_end"]
+
+
+@pytest.mark.parametrize("pool", [Pool(0), Pool(5, members=0)], ids=["cold-member", "no-member"])
+def test_with_nobody_to_warm_from_the_stores_hot_list_is_the_plan(pool: Pool) -> None:
+    pool.left = [HotBlock(key(n), b"", 0, 1.0) for n in range(7)]
+    asked: list[str] = []
+    pool.answers = lambda address, wanted: asked.append(address) or ""
+    reason, flow, _ = warm(pool, targetPercent=100)
+    assert (reason, flow.progress.planned, set(asked)) == ("", 7, {"store"})
+
+
+def test_where_a_member_has_a_hot_set_the_store_is_not_asked() -> None:
+    pool = Pool(3)
+    pool.left = [HotBlock(key(n), b"", 0, 9.0) for n in range(10, 17)]
+    reason, _, _ = warm(pool, targetPercent=100)
+    assert (reason, sorted(pool.fetched)) == ("", [key(n) for n in range(3)])
 
 
 @pytest.mark.parametrize("pool", [Pool(0), Pool(5, members=0)], ids=["cold-member", "no-member"])

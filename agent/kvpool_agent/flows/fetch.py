@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from kvpool_agent.account import Account
 from kvpool_agent.costs import Costs
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.flows.external import ExternalSource
 from kvpool_agent.peer.bounds import Gate, Pace
 from kvpool_agent.peer.connection import PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer
@@ -26,6 +27,7 @@ from kvpool_agent.policy.purposes import DEMAND, Purposes, Receiving, default_pu
 from kvpool_agent.store.arena import MayGo
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
+from kvpool_contract.external import STORE
 from kvpool_contract.status import PEER
 
 log = logging.getLogger("kvpool.fetch")
@@ -116,10 +118,13 @@ class Fetcher:
         account: Account,
         purposes: Callable[[], Purposes] = default_purposes,
         direct: Reader | None = None,
+        external: ExternalSource | None = None,
     ) -> None:
-        """purposes: the bounds that hold now. direct: how blocks are read by RDMA."""
+        """purposes: the bounds that hold now. direct: how blocks are read by RDMA. external: the source that STORE
+        names, where a member's address would stand."""
         self.costs = Costs()
         self._direct = direct
+        self.external = external or ExternalSource(None)
         self._dialer = dialer
         self._breakers = breakers
         self._account = account
@@ -234,15 +239,19 @@ class Fetcher:
             return reason
         rest = list(wanted[: len(slots)])
         landed, count = 0, len(rest)
+        own: set[bytes] = set()  # what this member has computed itself, and another place has kept
+        moved = "external_in" if address == STORE else f"{purpose}_in"
 
         def commit(block: Wanted, tag: bytes, slot: int) -> None:
             nonlocal landed
-            self._account.computed_elsewhere(block.key)
+            foreign = block.key not in own
+            if foreign:
+                self._account.computed_elsewhere(block.key)
             if purpose == DEMAND:
-                self._account.brought(block.key, PEER)
+                self._account.brought(block.key, STORE if address == STORE else PEER)
             landed += 1
-            slab.arena.commit(block.key, block.parent, slot, tag, foreign=True)
-            self._account.moved(f"{purpose}_in", 1, slab.slot_bytes)
+            slab.arena.commit(block.key, block.parent, slot, tag, foreign=foreign)
+            self._account.moved(moved, 1, slab.slot_bytes)
             order.watch.came(slab.slot_bytes)
             order.checked(block.key)
             order.arrived(slab.slot_bytes)
@@ -264,6 +273,8 @@ class Fetcher:
 
         def ask() -> bool:
             nonlocal rest
+            if address == STORE:
+                return self.external.fetch(slab, [w.key for w in rest], deadline, land, own.add)
             if self._direct is not None and self._direct.ready(slab, purpose):
                 asked, came = rest, set[int]()
 

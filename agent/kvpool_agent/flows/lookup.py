@@ -1,8 +1,8 @@
 """The plan of one request: what of its blocks lies, or can be brought, into the arena before the load deadline.
 
 The longest boundary that is legal in every KV group, with what the engine holds, what is here, what lies on the disk,
-and what members hold, as far as loading it pays (kvpool_agent.flows.admit). The disk comes before members; they are
-asked for what it does not hold or does not bring.
+what members hold, and what the external store holds, as far as loading it pays (kvpool_agent.flows.admit). The disk
+comes before members, who are asked for what it does not hold or does not bring; the store comes last.
 Only what that boundary needs is brought: where a window's last blocks or a state are nowhere, nothing moves for the
 sake of the rest. The engine is answered when the bytes lie verified in the arena, or at the deadline with the longest
 boundary that has come by then. Of what one member promised and did not serve, another that holds it is asked while
@@ -36,6 +36,7 @@ from kvpool_agent.policy.boundary import first_lacking, longest, wanted
 from kvpool_agent.store.intact import intact
 from kvpool_agent.store.slab import Slab
 from kvpool_client.groups import FULL, WINDOW
+from kvpool_contract.external import STORE
 
 log = logging.getLogger("kvpool.lookup")
 
@@ -46,6 +47,9 @@ HOLD_SECONDS = 10.0
 # a member that does not serve what it promised costs its blocks no more than the wait for the next one that has them
 SOURCES_TRIED = 4
 OWN_FAULTS = ("no_room", "just_restarted")  # with any source it would be the same
+
+# what a source's faults are called where the source is the external store
+STORE_FAILED, STORE_FAULTS = "store_failed", ("transfer_failed", "breaker_open")
 
 LOADING_OFF, TOO_SLOW = "loading_off", "too_slow"
 NEVER_PUBLISHED, EVICTED = "never_published", "evicted"
@@ -183,9 +187,7 @@ class LookupFlow:
         near = either(now, [self._disk.held(slab, keys) for keys in asked])
         found = Holders([{} for _ in request.blocks], "")
         if longest(request.blocks, near) < end:
-            found = self._locator.holders(
-                slab.fingerprint, asked, deadline, other.starts(near), in_groups=False, slab=slab.id
-            )  # fmt: skip
+            found = self._holders(slab, other, near, deadline, in_groups=False)
         boundary = longest(request.blocks, anywhere(near, found), request.room)
         if boundary > longest(request.blocks, now, request.room):
             self._bring(slab, other, Admitted(boundary, boundary, found, True, deadline), set())
@@ -218,6 +220,7 @@ class LookupFlow:
                         slab, address, blocks, "demand", until, checked=fresh.add, soft=admitted.soft
                     )
                     if failed:
+                        failed = STORE_FAILED if address == STORE and failed in STORE_FAULTS else failed
                         for rows in held_by:
                             rows.pop(address, None)
                         break
@@ -233,11 +236,19 @@ class LookupFlow:
         # homes keep the directory of the default cache namespace alone; of others its members are asked
         in_groups = request.is_full_attention and not slab.number
         began = time.monotonic()
+        found = self._holders(slab, request, near, deadline, in_groups=in_groups)
+        self.costs.looked_up(time.monotonic() - began)
+        return found
+
+    def _holders(
+        self, slab: Slab, request: Request, near: Sequence[Sequence[bool]], deadline: float, *, in_groups: bool
+    ) -> Holders:
+        """Of members, and of the external store what none of them holds."""
         found = self._locator.holders(
             slab.fingerprint, request.keys, deadline, request.starts(near), in_groups=in_groups, slab=slab.id
         )
-        self.costs.looked_up(time.monotonic() - began)
-        return found
+        lacks = [blocks.lacks for blocks in request.blocks]
+        return self._fetcher.external.among(slab, request.keys, lacks, near, found, deadline)
 
     def _from_disk(
         self,

@@ -1,10 +1,10 @@
 """The warm-up of a newcomer: the pool's hot set, fetched within bounds before the pod takes traffic; after a restart
 of the worker, what of it was not recovered.
 
-Sources are the live members of the same format that hold blocks. None, or none with a hot set: the warm-up ends at
-once and is never called warm. Batches go out in the order of heat, over a bounded number of streams; the bounds of
-the purpose hold for each of its fetches. What the configuration says may change on the way; while the pool is paused
-no batch is begun, and the deadline stands still.
+Sources are the live members of the same format that hold blocks; where none has a hot set, the external store, if it
+has a hot list. Nobody: the warm-up ends at once and is never called warm. Batches go out in the
+order of heat, over a bounded number of streams; the bounds of the purpose hold for each of its fetches. What the
+configuration says may change on the way; while the pool is paused no batch is begun, and the deadline stands still.
 """
 
 import logging
@@ -26,6 +26,7 @@ from kvpool_agent.policy.readiness import limits
 from kvpool_agent.policy.warmup import WarmBlock, plan_warmup, share_out
 from kvpool_agent.store.slab import Slab
 from kvpool_contract.config import AgentConfig
+from kvpool_contract.external import STORE
 from kvpool_contract.status import Warm
 
 log = logging.getLogger("kvpool.warmup")
@@ -291,5 +292,7 @@ class WarmupFlow:
                 except PeerError as error:
                     self._breakers.silent(member.address)
                     log.info("no hot list from %s: %s", member.address, error)
+        if not any(lists.values()):  # nobody is there, or nobody has anything: what the pool has left for this
+            lists = {STORE: self._fetcher.external.hot(slab, LIST_SECONDS)}
         budget = min(int(self._config().prewarm.maxBytes * share) // slab.slot_bytes, slab.arena.slot_count)
         return plan_warmup(lists, budget, random.Random())

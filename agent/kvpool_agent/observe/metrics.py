@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kvpool_agent.observe.costs import families, of_benefit
 from kvpool_agent.policy import validity
-from kvpool_contract.status import PLACES, AgentStatus, Capacity, Disk, Reuse, Transport
+from kvpool_contract.status import PLACES, AgentStatus, Capacity, Disk, Reuse, Store, Transport
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)", "Draining")
 CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
@@ -55,6 +55,7 @@ class StatusCollector:
         )
         yield GaugeMetricFamily("kvpool_known_heads", "Heads that members hold", value=status.directory.heads)
         yield from _disk(status.disk)
+        yield from _store(status.store)
         yield from families(status.costs)
         yield from _transport(status.transport)
         yield from of_benefit(status)
@@ -120,6 +121,22 @@ def _disk(disk: Disk) -> Iterator[Metric]:
     yield GaugeMetricFamily("kvpool_disk_limit_bytes", "Byte limit of the disk tier", value=disk.limit_bytes)
     yield GaugeMetricFamily("kvpool_disk_used_bytes", "Bytes of the disk tier's files", value=disk.used_bytes)
     yield GaugeMetricFamily("kvpool_disk_blocks", "Blocks that lie on the disk", value=disk.blocks)
+
+
+def _store(store: Store) -> Iterator[Metric]:
+    """Nothing where no external store is configured."""
+    if not store.type:
+        return
+    yield GaugeMetricFamily(
+        "kvpool_store_ready", "1 while the external store is used", value=float(store.state == "ready")
+    )
+    reason = GaugeMetricFamily("kvpool_store_reason", "1 for what is wrong with the external store", labels=["reason"])
+    if store.reason:
+        reason.add_metric([store.reason], 1.0)
+    yield reason
+    yield GaugeMetricFamily(
+        "kvpool_store_waiting_blocks", "Blocks to be written to the external store", value=store.waiting
+    )
 
 
 def _transport(transport: Transport) -> Iterator[Metric]:

@@ -74,7 +74,7 @@ class Reconciler:
         return True
 
     async def _observe(self, key: Key, pool: Document) -> Observed:
-        invalid, refused, paused, tls, asked = "", NOT_REFUSED, False, "", ""
+        invalid, refused, paused, tls, asked, store = "", NOT_REFUSED, False, "", "", False
         try:
             wanted = read_stored_pool(pool)
         except PoolError as error:
@@ -82,6 +82,7 @@ class Reconciler:
         else:
             refused, paused = await self._make_objects(wanted, pool["metadata"]), wanted.spec.paused
             tls, asked = wanted.spec.transport.tls.mode, wanted.spec.transport.type
+            store = wanted.spec.store.wanted
         document = await self._document(key)
         pods = await asyncio.to_thread(self._cluster.pods, key)
         self._seen(key, {pod.uid for pod in pods})
@@ -95,7 +96,7 @@ class Reconciler:
         await self._tell(events, rfc3339())
         apart = self._links.apart(key, [m.status for m in members if m.status is not None], time.time())
         rotating = self._identity is not None and self._identity.pending and tls == MANAGED
-        return Observed(members, invalid, refused, document, paused, update, apart, tls, rotating, asked)
+        return Observed(members, invalid, refused, document, paused, update, apart, tls, rotating, asked, store)
 
     async def _document(self, key: Key) -> str:
         """The hash of what agents mount: also where it is a former one, or another's. Empty without any."""

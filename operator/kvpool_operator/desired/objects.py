@@ -29,10 +29,12 @@ from kvpool_contract.config import (
     digest_of,
     encode_config,
 )
+from kvpool_contract.external import Store
 from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_object_name
 from kvpool_contract.tenants import KEYS_FOLDER
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, agent_spaces
+from kvpool_operator.desired.store import agent_store
 from kvpool_operator.desired.trust import Trust, agent_tls, authorities, needs_trust
 
 PEER_PORT_NAME = "kvpool-peer"
@@ -42,6 +44,7 @@ _POOL_FIELDS = {
     "disk.path": "tiers.disk",
     "disk.bytes": "tiers.disk",
     "gatewayKeyFile": "gatewayKeySecretRef",
+    **{f"store.{each.name}": "store" for each in dataclasses.fields(Store)},
     "eviction": "tiers.memory.eviction",
     "ownedPercent": "tiers.memory.ownedPercent",
     "tls.mode": "transport.tls.mode",
@@ -60,6 +63,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
         eviction=spec.tiers.memory.eviction,
         ownedPercent=spec.tiers.memory.owned_percent,
         disk=_disk(pool),
+        store=agent_store(spec.store, namespace, name),
         transport=_transport(pool),
         members=Members(dns=f"{pool_object_name(name)}.{namespace}.svc:{PEER_PORT}"),
         tls=agent_tls(pool, trust),

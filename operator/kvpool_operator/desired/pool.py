@@ -17,6 +17,7 @@ from kvpool_operator.desired.parts import GIB, IMMUTABLE, LIVE, MIB, NEW_PODS, B
 from kvpool_operator.desired.publication import Publication
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
+from kvpool_operator.desired.store import Store, check_store
 from kvpool_operator.desired.tiers import Tiers, check_disk
 from kvpool_operator.desired.transport import Transport, check_tls
 
@@ -222,6 +223,7 @@ class PoolSpec(Part, frozen=True):
 
     engine: Engine = msgspec.field(default_factory=Engine)
     tiers: Tiers = msgspec.field(default_factory=Tiers)
+    store: Store = msgspec.field(default_factory=Store)
     prewarm: Prewarm = msgspec.field(default_factory=Prewarm)
     readiness: Readiness = msgspec.field(default_factory=Readiness)
     loading: Loading = msgspec.field(default_factory=Loading)
@@ -353,6 +355,7 @@ def _check(pool: KVCachePool) -> None:
         )
     _check_sizes(spec, "spec")
     check_disk(spec.tiers.disk)
+    check_store(spec.store)
     check_spaces(spec.cache_namespaces, spec.request_namespace, spec.gateway_key_secret_ref)
     check_tls(spec.transport.tls)
     for path, entries in (

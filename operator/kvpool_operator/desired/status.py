@@ -16,6 +16,7 @@ import msgspec
 from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus, ConfigInForce
+from kvpool_operator.desired import stores
 from kvpool_operator.desired.benefit import beneficial
 from kvpool_operator.desired.objects import pool_field
 from kvpool_operator.desired.status_fields import (
@@ -99,7 +100,7 @@ class Observed:
     where agents find it, empty where there is none; `paused`: the pool is to be; `update`: how far the update of its
     agents in place has come, where it is asked for; `apart`: uids of members of which the first does not reach the
     second; `tls`: the mode of its certificates, empty where nobody knows; `rotating`: a new authority waits to sign;
-    `transport`: the type that is asked for."""
+    `transport`: the type that is asked for; `store`: whether there is to be an external one."""
 
     members: Sequence[Member] = ()
     invalid: str = ""
@@ -111,6 +112,7 @@ class Observed:
     tls: str = ""
     rotating: bool = False
     transport: str = ""
+    store: bool = False
 
 
 def pool_status(
@@ -136,6 +138,8 @@ def pool_status(
     }
     if transport is not None:
         told["TransportReady"] = transport
+    if observed.store:
+        told["StoreReady"] = _store(name, observed)
     if observed.update is not None:
         told["AgentsUpdated"] = observed.update
     if (benefit := beneficial([m.status for m in members if m.status is not None])) is not None:
@@ -279,6 +283,18 @@ def _transport(name: str, observed: Observed) -> _Verdict:
     if looking:
         return False, "DevicesOpening", f"{len(looking)} of {total} are opening their RDMA devices: {named(looking)}."
     return True, "AllByRdma", f"Every agent that answers, of {total}, has an RDMA device in use."
+
+
+def _store(name: str, observed: Observed) -> _Verdict:
+    if unheard := _unheard(name, observed):
+        return unheard
+    found, opening = stores.without_store(observed.members)
+    total = len(observed.members)
+    if found:
+        return False, stores.NOT_REACHED, f"{len(found)} of {total}: {named(found)}. {stores.why(found)}"
+    if opening:
+        return False, stores.OPENING, f"{len(opening)} of {total} have not reached the store yet: {named(opening)}."
+    return True, "AllReachStore", f"Every agent that answers, of {total}, reaches the external store."
 
 
 def _follows(member: Member, document: str) -> bool:

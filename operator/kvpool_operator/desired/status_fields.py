@@ -12,6 +12,7 @@ ConditionType = Literal[
     "Configured",
     "CertificatesReady",
     "TransportReady",
+    "StoreReady",
     "AgentsReady",
     "AgentsUpdated",
     "Beneficial",
@@ -97,6 +98,7 @@ class PoolStatus(_Part, frozen=True):
             "configuration, and none needs a new pod for it. CertificatesReady: every agent that answers has a "
             "certificate, and all bytes between members are encrypted, but for those of RDMA where it is allowed. "
             "TransportReady, with the type RDMA: every agent that answers has an RDMA device in use. "
+            "StoreReady, with spec.store: every agent that answers reaches the external store, and can write there. "
             "AgentsReady: every member's agent answers, is ready and reaches the others. "
             "Beneficial, once requests have loaded: sharing saves more time than it costs, as measured. "
             "AgentsUpdated, with the strategy InPlace: every agent runs the pool's "

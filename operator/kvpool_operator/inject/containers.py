@@ -9,6 +9,7 @@ depends on it, and OpenShift refuses a user outside the range of the pod's names
 from collections.abc import Iterable
 from typing import Any
 
+from kvpool_contract.external import CREDENTIALS_FOLDER
 from kvpool_contract.identity import (
     AUDIENCE,
     AUTHORITIES_FILE,
@@ -22,6 +23,7 @@ from kvpool_operator.desired.objects import PEER_PORT_NAME
 from kvpool_operator.desired.pods import AGENT_CONTAINER, CLIENT_CONTAINER, IDENTITY_VOLUME
 from kvpool_operator.desired.pool import KVCachePool
 from kvpool_operator.desired.quantity import format_quantity
+from kvpool_operator.desired.store import store_volume
 from kvpool_operator.inject.disk import disk_mounts, disk_volumes, ephemeral_bytes
 from kvpool_operator.inject.engine import CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
 from kvpool_operator.inject.rdma import rdma_resource
@@ -29,6 +31,7 @@ from kvpool_operator.inject.resources import complete
 from kvpool_operator.inject.start import CLIENT_DIR
 
 CONFIG_DIR, CONFIG_VOLUME = "/etc/kvpool", "kvpool-config"
+STORE_VOLUME = "kvpool-store"
 TOKEN_SECONDS = 3600  # the kubelet renews it when a fifth of them is left
 NO_TOKEN_VOLUME = "kvpool-no-token"  # noqa: S105 (the name of an empty volume)
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 (the path it is kept out of)
@@ -99,6 +102,10 @@ def agent_container(
             {"name": RUN_VOLUME, "mountPath": RUN_DIR},
             *disk_mounts(pool, named),
             *([] if _identity(pool) is None else [_mounted_identity()]),
+            *(
+                {"name": volume["name"], "mountPath": CREDENTIALS_FOLDER, "readOnly": True}
+                for volume in _credentials(pool)
+            ),
             _no_token(),
         ],
     }
@@ -133,6 +140,7 @@ def volumes(pool: KVCachePool) -> list[dict[str, Any]]:
         {"name": CLIENT_VOLUME, "emptyDir": {}},
         {"name": NO_TOKEN_VOLUME, "emptyDir": {}},
         *disk_volumes(pool),
+        *_credentials(pool),
     ]
 
 
@@ -154,6 +162,12 @@ def _identity(pool: KVCachePool) -> dict[str, Any] | None:
 
 def _mounted_identity() -> dict[str, Any]:
     return {"name": IDENTITY_VOLUME, "mountPath": IDENTITY_FOLDER, "readOnly": True}
+
+
+def _credentials(pool: KVCachePool) -> list[dict[str, Any]]:
+    """The volume with the external store's credentials: one at most."""
+    volume = store_volume(pool.spec.store, STORE_VOLUME)
+    return [] if volume is None else [volume]
 
 
 def _storage(memory: int, disk: str) -> dict[str, Any]:

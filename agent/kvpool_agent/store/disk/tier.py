@@ -116,7 +116,7 @@ class DiskTier:
     def find(self, slab: Slab, keys: Sequence[bytes]) -> list[Place | None]:
         """Where each block lies. No I/O."""
         with self._changed:
-            if self._opened is None or slab.below is not self:
+            if self._opened is None or slab.below is None:
                 return [None] * len(keys)
             return [self._shelves.of(slab).find(slab, key) for key in keys]
 

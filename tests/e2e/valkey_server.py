@@ -1,0 +1,96 @@
+"""A real Valkey or Redis server as a process of its own, and what lies in it."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from replica import LOOPBACK, free_port, wait_for
+
+# In Debian one file is server and checker, told apart by the name that it is called by; the package with the server's
+# own name would start one.
+NAMES = ("valkey-server", "redis-server", "valkey-check-rdb", "redis-check-rdb")
+MISSING = "a Valkey or Redis server is missing: apt-get install redis-tools (or valkey-tools)"
+
+
+def program() -> str:
+    """The server's program; skips where there is none, and fails where a machine is to run all tests."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
+    return str(found)
+
+
+class ValkeyServer:
+    """One database on the loopback address, in memory alone."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self._options = folder, options
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"valkey://{LOOPBACK}:{self.port}"
+
+    def config(self, **fields: Any) -> dict[str, Any]:
+        """An agent's `store`."""
+        return {"type": "Valkey", "url": self.url, "prefix": "kv/", **fields}
+
+    def start(self) -> "ValkeyServer":
+        command = [
+            program().rsplit("/", 1)[-1].replace("check-rdb", "server"), "--port", str(self.port), "--bind", LOOPBACK,
+            "--save", "", "--appendonly", "no", "--dir", str(self._folder), *self._options,
+        ]  # fmt: skip
+        with (self._folder / "valkey.log").open("ab") as log:
+            self._process = subprocess.Popen(command, executable=program(), stdout=log, stderr=log)
+        wait_for("the store's server answers", self._answers, 20, 0.02)
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+        except redis.AuthenticationError:
+            return True
+
+    @property
+    def client(self) -> Any:
+        password = self._options[self._options.index("--requirepass") + 1] if "--requirepass" in self._options else None
+        return redis.Redis(host=LOOPBACK, port=self.port, password=password, socket_timeout=5)
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                self._process.send_signal(number)
+            self._process.wait(10)
+            self._process = None
+
+    # -- what lies there -----------------------------------------------------------------------------
+
+    def objects(self) -> dict[str, bytes]:
+        names = sorted(self.client.scan_iter(count=1000))
+        return {name.decode(): self.client.get(name) for name in names}
+
+    def flip(self, names: Sequence[str], place: int) -> None:
+        """Flips one bit of each of these objects."""
+        for name in names:
+            data = bytearray(self.client.get(name))
+            data[place] ^= 4
+            self.client.set(name, bytes(data), keepttl=True)
