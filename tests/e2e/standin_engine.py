@@ -287,8 +287,7 @@ class StandInEngine:
         deferred, run, pending = False, 0, False
         for index in range(len(keys) - 1, -1, -1):
             answer = self._lookup(request, keys[index])
-            if answer is Answer.RETRY:
-                deferred = True
+            deferred |= answer is Answer.RETRY
             if answer in (Answer.MISS, Answer.RETRY):
                 run, pending = 0, False
             else:
@@ -309,10 +308,9 @@ class StandInEngine:
         """The rows of a load that has ended: blocks, checked against what computing gives, or free again."""
         job = self._loads.pop(result.job)
         self.promoted += len(job.keys)
-        done = set(result.done)
         for key, row in zip(job.keys, job.chunk_ids, strict=True):
             del self._coming[key]
-            if key not in done:
+            if key not in result.done:
                 self._free.append(row)
                 continue
             self._held[key] = row
@@ -335,8 +333,7 @@ class StandInEngine:
         ]
         loaded = [key for key in needed if self._from_pool.get(key) is request]
         first = min((request.keys[place].index(k) for k in loaded if k in request.keys[place]), default=found)
-        served.pool = found - first
-        served.host = first
+        served.pool, served.host = found - first, first
         served.rows = len(loaded) if len(self.groups) > 1 else None
         computed = [
             key
