@@ -73,6 +73,7 @@ CHANGES: dict[str, Any] = {
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},
     "disk": {"path": "/disk", "bytes": 1 << 30},
+    "store": {"type": "Valkey", "url": "valkey://valkey.shared:6379"},
     "transport": {"type": "TCP"},
     "pool": "other",
     "cacheNamespaces": [{"name": "public", "keyFile": "/keys/public"}],

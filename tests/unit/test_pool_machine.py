@@ -219,7 +219,7 @@ def test_a_pool_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
         Pool,
         settings=settings(
-            max_examples=30,
+            max_examples=18,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
