@@ -191,6 +191,11 @@ def test_with_both_homes_silent_the_group_is_missed_and_that_is_the_reason(
 # -- members told by members -----------------------------------------------------------------------------
 
 
+def tell(one: LocalMember, by: LocalMember, members: list[tuple[str, str]]) -> None:
+    """As if the other member had said that it knows these."""
+    one.members._told(one.members._links[by.address], members)
+
+
 def test_a_member_that_no_seed_names_is_found_through_others_and_forgotten_when_it_is_gone(
     make: Callable[..., LocalMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +205,8 @@ def test_a_member_that_no_seed_names_is_found_through_others_and_forgotten_when_
     hidden.store(chain("hidden", BLOCKS))
     until("sees both", lambda: len(hidden.homes.look(FORMAT).members) == 3)
     # nobody dials it: the file does not name it. One is told by hand, the other one by the first
-    seeds[0].members._told([(hidden.address, hidden.uid)])
+    until_known(seeds)
+    tell(*seeds, [(hidden.address, hidden.uid)])
     until_known(everybody)
     until_announced(everybody)
     assert [member.missing_groups(chain("hidden", BLOCKS)) for member in seeds] == [0, 0]
@@ -216,8 +222,8 @@ def test_addresses_that_are_forged_own_or_of_a_member_known_already_leave_nothin
     one, other = make("uid-0"), make("uid-1")
     until_known([one, other])
     port = other.server.port
-    one.members._told([("127.0.0.1:1", "a"), (one.address, "b"), (f"127.0.0.2:{port}", "c"), ("a.name:1", "d")])
-    one.members._told([(f"127.0.0.3:{port}", "uid-1"), (f"127.0.0.4:{port}", "uid-0")])  # known, and the own one
+    tell(one, other, [("127.0.0.1:1", "a"), (one.address, "b"), (f"127.0.0.2:{port}", "c"), ("a.name:1", "d")])
+    tell(one, other, [(f"127.0.0.3:{port}", "uid-1"), (f"127.0.0.4:{port}", "uid-0")])  # known, and the own one
     until("tried", lambda: one.members.learnt > 0)
     until("given up", lambda: not one.members._learnt.addresses(time.monotonic()))
     until("seeds alone", lambda: [member.address for member in one.members.all()] == [other.address])
