@@ -92,13 +92,15 @@ def suites(action: str) -> list[Suite]:
     security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
-    # a kubelet takes minutes to bring new authorities and keys into pods: those rotations belong to the soak
-    rotations = (
+    # a kubelet takes minutes to bring new authorities and keys into pods, and an autoscaler to look at its figures
+    # twice: those tests belong to the soak
+    of_soak = (
         "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails",
         "test_tenant_keys.py",
+        "test_autoscaler.py",
     )
     parts = [
-        pytest(installed, *(part for test in rotations for part in ("--deselect", f"{installed}/{test}"))),
+        pytest(installed, *(part for test in of_soak for part in ("--deselect", f"{installed}/{test}"))),
         pytest("tests/e2e/cluster", "--ignore", installed),
     ]
     cluster = Suite("cluster", 12, parts, together=not os.environ.get("KVPOOL_E2E_KUBECONFIG"))

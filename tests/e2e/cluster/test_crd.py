@@ -53,6 +53,13 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "drain": {"maxSeconds": 20, "maxBytesPerSecond": "500Mi"},
         "replication": {"maxBytesPerSecond": "0"},
         "publication": {"policy": "Always", "maxDepthTokens": 0},
+        "store": {
+            "type": "None",
+            "url": "",
+            "secretName": "",
+            "ttlSeconds": 86400,
+            "maxBytesPerSecond": "200Mi",
+        },
         "transport": {
             "type": "Auto",
             "rdma": {"resource": "", "devices": [], "allowUnencrypted": False},
