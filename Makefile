@@ -23,7 +23,7 @@ help:
 	@echo "make check    lint, types, arrows, unit tests (a minute)"
 	@echo "make test     check, and all suites against real engines and, where there is one, a real cluster"
 	@echo "make tiers    what agents keep, through restarts, on disks and when they leave; recorded traffic (four minutes)"
-	@echo "make decisions  when agents load and when they let the engine compute, from what both cost (four minutes)"
+	@echo "make decisions  what a lookup finds and costs, when agents load, and when they let the engine compute (four minutes)"
 	@echo "make engine   the suites with real agents and real vLLM"
 	@echo "make security attacks and floods on agents, the bytes between them, and cache namespaces (four minutes)"
 	@echo "make rdma     transfers by RDMA, in a virtual machine whose devices are made of software (six minutes)"
