@@ -79,16 +79,16 @@ def lint() -> Suite:
 def suites(action: str) -> list[Suite]:
     unit = Suite("unit", 1, [pytest("tests/unit", "-n", "2")])
     # agents wait more than they compute; engines compute, so no two files of theirs run at a time
-    engine = Suite(
-        "engine",
-        9,
+    engine = Suite("engine", 9, [pytest("tests/e2e/engine")])
+    tiers = Suite("tiers", 4, [pytest("tests/e2e/tiers", "-n", "2")])
+    decisions = Suite(
+        "decisions",
+        4,
         [
+            pytest("tests/e2e/decisions", "-n", "2", "--dist", "loadfile"),
             pytest("tests/e2e/agent", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
-            pytest("tests/e2e/engine"),
         ],
     )
-    tiers = Suite("tiers", 4, [pytest("tests/e2e/tiers", "-n", "2")])
-    decisions = Suite("decisions", 4, [pytest("tests/e2e/decisions", "-n", "2", "--dist", "loadfile")])
     security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
