@@ -52,7 +52,7 @@ class ExternalSource:
         """The holders of a request's blocks, and the store of those that nobody else holds; another reason for the rest
         where it could not be asked. near: what lies here. deadline: on the monotonic clock."""
         tier = self._tier
-        if tier is None or (slab.space.keyed and not tier.key_of(slab)):
+        if tier is None or tier.lacks_key(slab):
             return found
         asked = [
             (group, i)
@@ -117,7 +117,7 @@ class ExternalSource:
     def hot(self, slab: Slab, seconds: float) -> list[HotBlock]:
         """The hot list that the pool has left there, of blocks that still lie there; empty where it does not say."""
         tier, until = self._tier, time.monotonic() + seconds
-        if tier is None or (slab.space.keyed and not tier.key_of(slab)):
+        if tier is None or tier.lacks_key(slab):
             return []
         try:
             tier.access.settle(until)

@@ -2,9 +2,9 @@
 of the worker, what of it was not recovered.
 
 Sources are the live members of the same format that hold blocks; where none has a hot set, the external store, if it
-has a hot list. Nobody: the warm-up ends at once and is never called warm. Batches go out in the
-order of heat, over a bounded number of streams; the bounds of the purpose hold for each of its fetches. What the
-configuration says may change on the way; while the pool is paused no batch is begun, and the deadline stands still.
+has a hot list. Nobody: the warm-up ends at once and is never called warm. Batches go out in the order of heat, over a
+bounded number of streams; the bounds of the purpose hold for each of its fetches. What the configuration says may
+change on the way; while the pool is paused no batch is begun, and the deadline stands still.
 """
 
 import logging

@@ -109,15 +109,20 @@ class StatusCollector:
         )
 
 
+def _reason(name: str, text: str, reason: str) -> Metric:
+    """1 under the reason's word; no sample where there is none."""
+    family = GaugeMetricFamily(name, text, labels=["reason"])
+    if reason:
+        family.add_metric([reason], 1.0)
+    return family
+
+
 def _disk(disk: Disk) -> Iterator[Metric]:
     """Nothing where no disk is configured."""
     if disk.state == "none":
         return
     yield GaugeMetricFamily("kvpool_disk_ready", "1 while there is a disk tier", value=float(disk.state == "ready"))
-    reason = GaugeMetricFamily("kvpool_disk_reason", "1 for what is wrong with the disk", labels=["reason"])
-    if disk.reason:
-        reason.add_metric([disk.reason], 1.0)
-    yield reason
+    yield _reason("kvpool_disk_reason", "1 for what is wrong with the disk", disk.reason)
     yield GaugeMetricFamily("kvpool_disk_limit_bytes", "Byte limit of the disk tier", value=disk.limit_bytes)
     yield GaugeMetricFamily("kvpool_disk_used_bytes", "Bytes of the disk tier's files", value=disk.used_bytes)
     yield GaugeMetricFamily("kvpool_disk_blocks", "Blocks that lie on the disk", value=disk.blocks)
@@ -130,10 +135,7 @@ def _store(store: Store) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kvpool_store_ready", "1 while the external store is used", value=float(store.state == "ready")
     )
-    reason = GaugeMetricFamily("kvpool_store_reason", "1 for what is wrong with the external store", labels=["reason"])
-    if store.reason:
-        reason.add_metric([store.reason], 1.0)
-    yield reason
+    yield _reason("kvpool_store_reason", "1 for what is wrong with the external store", store.reason)
     yield GaugeMetricFamily(
         "kvpool_store_waiting_blocks", "Blocks to be written to the external store", value=store.waiting
     )
@@ -146,10 +148,7 @@ def _transport(transport: Transport) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kvpool_rdma_in_use", "1 while an RDMA device is open", value=float(transport.in_use == "RDMA")
     )
-    reason = GaugeMetricFamily("kvpool_rdma_reason", "1 for why no RDMA device is open", labels=["reason"])
-    if transport.reason:
-        reason.add_metric([transport.reason], 1.0)
-    yield reason
+    yield _reason("kvpool_rdma_reason", "1 for why no RDMA device is open", transport.reason)
     pairs = GaugeMetricFamily("kvpool_rdma_queue_pairs", "Queue pairs of both directions", labels=["device"])
     for device in transport.devices:
         if not device.reason:

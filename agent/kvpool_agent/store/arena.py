@@ -130,9 +130,13 @@ class Arena:
         with self._lock:
             return [key in self._gone for key in keys]
 
-    def keys(self) -> list[bytes]:
+    def keys(self, *, told: bool = False) -> list[bytes]:
+        """told: those alone that others may be told of."""
         with self._lock:
-            return list(self._index.blocks)
+            blocks = self._index.blocks
+            if told and self._index.told_depth != EVERY_DEPTH:
+                return [key for key in blocks if self._index.is_told(key)]
+            return list(blocks)
 
     @property
     def orphan_blocks(self) -> int:

@@ -82,8 +82,7 @@ class Slab:
     def hottest(self, now: float, limit: int) -> list[HotBlock]:
         """The hottest of the blocks that are here and that others may be told of, hottest first and parents before
         children."""
-        keys = self.arena.keys()  # first: the arena's lock may be held where heat is asked for
-        here = [key for key, told in zip(keys, self.arena.told(keys), strict=True) if told]
+        here = self.arena.keys(told=True)  # first: the arena's lock may be held where heat is asked for
         with self.heat_lock:
             return self.heat.hottest(here, now, limit)
 

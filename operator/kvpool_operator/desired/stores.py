@@ -5,39 +5,24 @@ phase stays.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
 
-from kvpool_contract.reasons import explain
-from kvpool_contract.status import AgentStatus
+from kvpool_operator.desired.heard import One, Told, meaning, seen
 
 NOT_REACHED, OPENING = "StoreNotReached", "StoreOpening"
-MAX_DETAILS = 3
-
-
-class Told(Protocol):
-    """A member whose agent may have answered."""
-
-    @property
-    def status(self) -> AgentStatus | None: ...
-
-
-One = TypeVar("One", bound=Told)
 
 
 def without_store(members: Sequence[One]) -> tuple[list[One], list[One]]:
     """Of the members that answer: those that do without the store, or can't write there, and those that don't know
     yet."""
-    answering = [m for m in members if m.status is not None]
-    stores = [(m, m.status.store) for m in answering if m.status is not None]
+    stores = [(m, m.status.store) for m in members if m.status is not None]
     opening = [m for m, store in stores if store.state == "opening"]
     return [m for m, store in stores if store.state not in ("opening", "ready") or store.reason], opening
 
 
-def why(members: Sequence[One]) -> str:
+def why(members: Sequence[Told]) -> str:
     """Each reason once, with what was seen."""
     stores = [m.status.store for m in members if m.status is not None]
-    words = dict.fromkeys(store.reason for store in stores if store.reason)
-    details = list(dict.fromkeys(store.detail for store in stores if store.detail))[:MAX_DETAILS]
-    seen = f" ({'; '.join(details)})" if details else ""
-    without = "Their pods were made without it: make them anew." if any(s.state == "none" for s in stores) else ""
-    return " ".join([*(explain(word) for word in words), *([without] if without else [])]) + seen
+    words = [meaning(store.reason for store in stores if store.reason)]
+    if any(store.state == "none" for store in stores):
+        words.append("Their pods were made without it: make them anew.")
+    return " ".join(filter(None, words)) + seen(store.detail for store in stores)

@@ -4,23 +4,11 @@ Agents go on over TCP all the same: a pool that shares slowly is better than one
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
 
-from kvpool_contract.reasons import explain
-from kvpool_contract.status import AgentStatus, Transport
+from kvpool_contract.status import Transport
+from kvpool_operator.desired.heard import One, meaning, seen
 
 RDMA, IMPOSSIBLE, LOOKING = "RDMA", "RdmaImpossible", "rdma_looking"
-MAX_DETAILS = 3
-
-
-class Told(Protocol):
-    """A member whose agent may have answered."""
-
-    @property
-    def status(self) -> AgentStatus | None: ...
-
-
-One = TypeVar("One", bound=Told)
 
 
 def by_rdma(members: Sequence[One]) -> tuple[list[One], list[One]]:
@@ -32,7 +20,4 @@ def by_rdma(members: Sequence[One]) -> tuple[list[One], list[One]]:
 
 def why(transports: Sequence[Transport]) -> str:
     """Each reason once, with what was seen."""
-    words = dict.fromkeys(one.reason or "rdma_off" for one in transports)
-    details = dict.fromkeys(one.detail for one in transports if one.detail)
-    seen = f" ({'; '.join(list(details)[:MAX_DETAILS])})" if details else ""
-    return " ".join(explain(word) for word in words) + seen
+    return meaning(one.reason or "rdma_off" for one in transports) + seen(one.detail for one in transports)

@@ -7,17 +7,15 @@ how many proposals are taken tells whether the draft's part of the blocks came, 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.altering_member import AlteringMember, hot_list
+from engine.altering_member import AlteringMember
 from engine.forged import Forge, ForgedEngine
 from engine.measured import BLOCK, by_source, sees_only, settle, small_prompt
-from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
-
-from kvpool_agent.policy.heat import HotBlock
+from engine.place import Place
+from replica import MIB, Pool, Replica, Tools, wait_for
 
 MAKE = Path(__file__).parent / "make_draft_models.py"
 BLOCKS, TAIL = 2, 5
@@ -25,20 +23,8 @@ COMPUTED = by_source(computed=BLOCKS * BLOCK + TAIL)
 LOADED = by_source(pool=BLOCKS * BLOCK, computed=TAIL)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A replica's agent and its engine."""
-
-    replica: Replica
-    engine: ForgedEngine
-
-    @property
-    def address(self) -> str:
-        return f"{LOOPBACK}:{self.replica.peer_port}"
-
-    @property
-    def fingerprint(self) -> bytes:
-        return bytes.fromhex(self.replica.status()["format"])
+class Drafting(Place):
+    """One whose engine drafts."""
 
     def ask(self, tokens: list[int]) -> tuple[dict[str, int], tuple[str, ...], int]:
         """Prompt tokens by source, the answer, and how many proposals of the draft were taken for it."""
@@ -46,15 +32,11 @@ class Place:
         found = self.engine.ask(tokens)
         return found.tokens, found.answer[0], self.engine.do("accepted") - before
 
-    def counted(self) -> list[HotBlock]:
-        """All blocks that its agent has counted."""
-        return hot_list(self.replica.pool, self.address, self.fingerprint)
-
 
 @pytest.fixture(scope="module")
 def places(
     tools: Tools, forge: Forge, small_models: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Place]]:
+) -> Iterator[dict[str, Drafting]]:
     """A and B draft with the model itself, whose layers lie in the same blocks; W with layers that look at a window and
     are a KV-cache group of their own; E with an EAGLE head."""
     folder, model = tmp_path_factory.mktemp("drafts"), str(small_models[0])
@@ -75,7 +57,7 @@ def places(
             method, draft = methods[replica.name]
             options: dict[str, Any] = {"method": method, "model": draft, "num_speculative_tokens": 3}
             engine = ForgedEngine(forge, replica, small_models[0], speculative_config=options)
-            made[replica.name] = Place(replica, engine)
+            made[replica.name] = Drafting(replica, engine)
         for place in made.values():
             place.engine.until_ready()
         yield made
@@ -86,7 +68,7 @@ def places(
 
 
 @contextmanager
-def member_instead(of: Place, for_: Place, keys: list[bytes]) -> Iterator[AlteringMember]:
+def member_instead(of: Drafting, for_: Drafting, keys: list[bytes]) -> Iterator[AlteringMember]:
     """A member that holds these blocks of one is the only one that the other sees."""
     pool = for_.replica.pool
     member = AlteringMember(pool, of.address, of.fingerprint, keys)
@@ -102,7 +84,7 @@ def member_instead(of: Place, for_: Place, keys: list[bytes]) -> Iterator[Alteri
 
 @pytest.mark.parametrize("altered", [False, True])
 def test_a_drafts_part_of_a_block_comes_with_it_and_no_answer_hangs_on_it(
-    places: dict[str, Place], altered: bool
+    places: dict[str, Drafting], altered: bool
 ) -> None:
     a, b = places["A"], places["B"]
     tokens = small_prompt(100 + altered, BLOCKS * BLOCK + TAIL)
@@ -125,7 +107,7 @@ def test_a_drafts_part_of_a_block_comes_with_it_and_no_answer_hangs_on_it(
     assert (found[2] == taken) is not altered
 
 
-def test_a_draft_with_groups_of_its_own_attaches_and_shares_nothing(places: dict[str, Place]) -> None:
+def test_a_draft_with_groups_of_its_own_attaches_and_shares_nothing(places: dict[str, Drafting]) -> None:
     w = places["W"]
     tokens = small_prompt(110, BLOCKS * BLOCK + TAIL)
     for _ in range(2):
@@ -137,7 +119,7 @@ def test_a_draft_with_groups_of_its_own_attaches_and_shares_nothing(places: dict
     assert (status["misses"], status["arena"]["blocks"]) == ({"draft_missing": 2 * BLOCKS}, 0)
 
 
-def test_what_an_eagle_head_has_read_comes_with_the_blocks_too(places: dict[str, Place]) -> None:
+def test_what_an_eagle_head_has_read_comes_with_the_blocks_too(places: dict[str, Drafting]) -> None:
     e = places["E"]
     tokens = small_prompt(120, BLOCKS * BLOCK + TAIL)
     first = e.ask(tokens)

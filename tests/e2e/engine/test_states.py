@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine.altering_member import AlteringMember, hot_list
+from engine.altering_member import AlteringMember
 from engine.forged import Forge, ForgedEngine
 from engine.measured import Outcome, by_source, moved, sees_only, settle, small_prompt
-from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
+from engine.place import Place
+from replica import MIB, Pool, Replica, Tools, wait_for
 
 from kvpool_agent.policy.heat import HotBlock
 
@@ -20,32 +21,18 @@ LENGTH = BLOCKS * BLOCK + TAIL
 PROMPT_PARTS = (BLOCKS - 1, BLOCKS)  # boundaries at which the engine keeps a state
 
 
-@dataclass(frozen=True)
-class Place:
-    """A replica's agent and its engine."""
-
-    replica: Replica
-    engine: ForgedEngine
-
-    @property
-    def address(self) -> str:
-        return f"{LOOPBACK}:{self.replica.peer_port}"
-
-    @property
-    def fingerprint(self) -> bytes:
-        return bytes.fromhex(self.replica.status()["format"])
+class Stateful(Place):
+    """One whose model has states."""
 
     def ask(self, tokens: list[int], salt: str = "") -> Outcome:
         """With the log-probabilities of the 20 likeliest tokens at each place."""
         return self.engine.ask(tokens, salt=salt, likeliest=20)
 
-    def counted(self) -> list[HotBlock]:
-        """All blocks that its agent has counted."""
-        return hot_list(self.replica.pool, self.address, self.fingerprint)
-
 
 @pytest.fixture(scope="module")
-def places(tools: Tools, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Place]]:
+def places(
+    tools: Tools, forge: Forge, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stateful, Stateful]]:
     """Replicas A and B of the model."""
     folder = tmp_path_factory.mktemp("states")
     pool = Pool(tools, folder / "pool", host_pool_bytes=32 * MIB, agent={"arenaBytes": 64 * MIB})
@@ -59,7 +46,7 @@ def places(tools: Tools, forge: Forge, tmp_path_factory: pytest.TempPathFactory)
     try:
         for engine in engines:
             engine.until_ready()
-        a, b = (Place(replica, engine) for replica, engine in zip(replicas, engines, strict=True))
+        a, b = (Stateful(replica, engine) for replica, engine in zip(replicas, engines, strict=True))
         yield a, b
     finally:
         for engine in engines:
@@ -77,7 +64,7 @@ class Served:
     states: dict[int, bytes]
 
 
-def served(place: Place, tokens: list[int]) -> Served:
+def served(place: Stateful, tokens: list[int]) -> Served:
     before = len(place.counted())
     cold = place.ask(tokens, salt="another")
     wait_for("the blocks under another name", lambda: len(place.counted()) == before + BLOCKS + 1, 20)
@@ -130,7 +117,7 @@ class Offer:
     ],
 )
 def test_a_continuation_from_another_replicas_state_equals_one_from_a_local_prefix_hit(
-    places: tuple[Place, Place], offer: Offer, request: pytest.FixtureRequest
+    places: tuple[Stateful, Stateful], offer: Offer, request: pytest.FixtureRequest
 ) -> None:
     a, b = places
     tokens = small_prompt(sum(request.node.name.encode()), LENGTH)
@@ -163,7 +150,7 @@ def test_a_continuation_from_another_replicas_state_equals_one_from_a_local_pref
         member.close()
 
 
-def test_the_format_says_what_the_states_are(places: tuple[Place, Place]) -> None:
+def test_the_format_says_what_the_states_are(places: tuple[Stateful, Stateful]) -> None:
     fields = places[0].replica.status()["format_fields"]
     assert fields["block_tokens"] == BLOCK
     (backend, (kind, shapes, dtypes, page)) = fields["states"]

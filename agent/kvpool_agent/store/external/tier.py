@@ -83,6 +83,11 @@ class ExternalTier:
         """What the slab's objects are sealed under, that of now first; none where they lie in clear."""
         return tuple(FileKey(self._pool, slab.space.name, key) for key in slab.space.files)
 
+    def lacks_key(self, slab: Slab) -> bool:
+        """Whether the slab's objects are sealed, and nothing is there to open them by. A moment later it may be: who
+        writes goes by the keys that it has in hand."""
+        return slab.space.keyed and not self.key_of(slab)
+
     def name_of(self, slab: Slab, key: bytes) -> str:
         return blocks.name_of(self._config.prefix, self._pool, slab.id, key)
 
