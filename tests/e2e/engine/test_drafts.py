@@ -6,15 +6,13 @@ how many proposals are taken tells whether the draft's part of the blocks came, 
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.altering_member import AlteringMember
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, sees_only, settle, small_prompt
-from engine.place import Place
+from engine.measured import BLOCK, by_source, settle, small_prompt
+from engine.place import Place, member_instead
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 MAKE = Path(__file__).parent / "make_draft_models.py"
@@ -65,21 +63,6 @@ def places(
         for place in made.values():
             place.engine.close()
         pool.stop()
-
-
-@contextmanager
-def member_instead(of: Drafting, for_: Drafting, keys: list[bytes]) -> Iterator[AlteringMember]:
-    """A member that holds these blocks of one is the only one that the other sees."""
-    pool = for_.replica.pool
-    member = AlteringMember(pool, of.address, of.fingerprint, keys)
-    seeds = pool.members.read_text()
-    try:
-        pool.members.write_text(f"{member.address}\n")
-        sees_only(for_.replica, member.address)
-        yield member
-    finally:
-        pool.members.write_text(seeds)
-        member.close()
 
 
 @pytest.mark.parametrize("altered", [False, True])

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine.altering_member import AlteringMember
 from engine.forged import Forge, ForgedEngine
-from engine.measured import Outcome, by_source, moved, sees_only, settle, small_prompt
-from engine.place import Place
+from engine.measured import Outcome, by_source, moved, settle, small_prompt
+from engine.place import Place, member_instead
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 from kvpool_agent.policy.heat import HotBlock
@@ -30,9 +29,7 @@ class Stateful(Place):
 
 
 @pytest.fixture(scope="module")
-def places(
-    tools: Tools, forge: Forge, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Stateful, Stateful]]:
+def places(tools: Tools, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stateful, Stateful]]:
     """Replicas A and B of the model."""
     folder = tmp_path_factory.mktemp("states")
     pool = Pool(tools, folder / "pool", host_pool_bytes=32 * MIB, agent={"arenaBytes": 64 * MIB})
@@ -122,15 +119,10 @@ def test_a_continuation_from_another_replicas_state_equals_one_from_a_local_pref
     a, b = places
     tokens = small_prompt(sum(request.node.name.encode()), LENGTH)
     of_a = served(a, tokens)
-    pool = b.replica.pool
     held = [*of_a.full, *(of_a.states[boundary] for boundary in offer.states)]
-    member = AlteringMember(pool, a.address, a.fingerprint, held)
-    seeds = pool.members.read_text()
-    try:
+    with member_instead(a, b, held) as member:
         if offer.altered:
             member.alter(of_a.states[BLOCKS])
-        pool.members.write_text(f"{member.address}\n")
-        sees_only(b.replica, member.address)
         before = settle(b.replica)
         found = b.ask(tokens)
         after = settle(b.replica)
@@ -145,9 +137,6 @@ def test_a_continuation_from_another_replicas_state_equals_one_from_a_local_pref
         missed = BLOCKS - offer.boundary
         assert {reason: n for reason, n in misses.items() if n} == ({"state_missing": missed} if missed else {})
         assert (found.answer == of_a.answers[offer.boundary].answer) is not offer.altered
-    finally:
-        pool.members.write_text(seeds)
-        member.close()
 
 
 def test_the_format_says_what_the_states_are(places: tuple[Stateful, Stateful]) -> None:
