@@ -255,3 +255,25 @@ def test_a_caller_waits_until_its_own_deadline_and_an_unknown_fault_is_one() -> 
     with pytest.raises(StoreError):
         made.begin(lambda objects: objects.held(["a"]))
     assert objects.calls[-1] == "disconnect"
+
+
+def test_a_call_whose_connection_was_ended_by_anothers_failure_is_no_fault_of_its_own() -> None:
+    objects, account = Remembered(), Account()
+    made = Access(objects, account)
+    made.look()
+    cut, under_way = threading.Event(), threading.Barrier(2)
+
+    def ended(_call: str) -> None:
+        under_way.wait(20)
+        assert cut.wait(20)
+        raise ValueError("I/O operation on closed file")  # as sockets say that another thread closes
+
+    objects.fault = ended
+    other = made.begin(lambda found: found.read("other", 0, 1))
+    under_way.wait(20)
+    made.failed(StoreError(SLOW, "no answer"))
+    cut.set()
+    with pytest.raises(StoreError) as told:
+        made.wait(other, time.monotonic() + 20)
+    assert (told.value.word, made.told()[1]) == (SLOW, SLOW)
+    assert {word: n for word, n in account.counters.items() if word.startswith("store_")} == {SLOW: 1}

@@ -38,6 +38,7 @@ class Access:
         self._known = threading.Condition(self._lock)
         self._state, self._reason, self._detail = OPENING, "", ""
         self._pause, self._look_at, self._full_until = FIRST_PAUSE_SECONDS, 0.0, 0.0
+        self._cut = 0  # how often all connections were ended
 
     @property
     def ready(self) -> bool:
@@ -104,6 +105,7 @@ class Access:
                 self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
             self._state, self._reason, self._detail = DEGRADED, error.word, error.detail
             self._look_at = now + self._pause
+            self._cut += 1
             self._known.notify_all()
         self._objects.disconnect()
         if not told:
@@ -111,14 +113,16 @@ class Access:
             self._account.event("store_degraded", reason=error.word, detail=error.detail)
 
     def _run(self, work: Callable[[Objects], T]) -> T:
+        cut = self._cut
         try:
-            found = work(self._objects)
-        except StoreError as error:
-            self.failed(error)
-            raise
+            return work(self._objects)
         except Exception as error:
-            log.exception("a call on the external store failed")
-            failed = StoreError(ERROR, type(error).__name__)
+            if self._cut != cut:  # its connection was ended under it, and what a client makes of that says nothing
+                raise StoreError(self._reason or UNREACHABLE, "another call on it had failed") from None
+            if isinstance(error, StoreError):
+                failed = error
+            else:
+                log.exception("a call on the external store failed")
+                failed = StoreError(ERROR, type(error).__name__)
             self.failed(failed)
             raise failed from None
-        return found
