@@ -1,14 +1,18 @@
 """Where members are read from, who is alive, and how a chain that several hold is joined."""
 
 import threading
+import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replica import wait_for
 
 from kvpool_agent.account import Account
+from kvpool_agent.directory import locate
 from kvpool_agent.directory import members as view
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.locate import Holders, Locator
@@ -247,6 +251,30 @@ def test_settle_waits_for_seeds_that_are_not_there_no_longer_than_their_first_tr
     members.settle(10)
     (found,) = members.all()
     assert (found.live, found.welcome) == (False, None)
+
+
+def test_who_was_not_asked_for_want_of_a_thread_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locate, "LOCATE_SECONDS", 0.5)
+    asked, go_on = [], threading.Event()
+
+    def hangs(address: str, *_: object) -> bytes:
+        asked.append(address)
+        assert go_on.wait(10)
+        return b"\0"
+
+    live = [Member(name, True, Empty(name).welcome(1)) for name in "ab"]
+    members: Any = types.SimpleNamespace(live=lambda _: live)
+    dialer: Any = types.SimpleNamespace(located=hangs)
+    breakers = Breakers(Account())
+    locator = Locator(members, dialer, breakers)
+    locator._pool = ThreadPoolExecutor(1)
+    try:
+        assert locator.holders(FORMAT, [[bytes(16)]], float("inf")).reason == "directory_unreachable"
+        assert [breakers.view(name) for name in "ab"] == [("closed", 1), ("closed", 0)]
+    finally:
+        go_on.set()
+        locator.close()
+    assert asked == ["a"]
 
 
 def test_a_lookup_asks_all_live_members_and_names_the_reason_where_the_run_ends(

@@ -184,7 +184,8 @@ class Locator:
             futures[self._pool.submit(self._answer, table, call, slab, until, usable)] = call
         done, late = wait(futures, timeout=max(0.0, until - time.monotonic()))
         for future in late:
-            self._breakers.silent(futures[future].member.address)
+            if not future.cancel():  # else it has found no thread, and nobody was asked
+                self._breakers.silent(futures[future].member.address)
         answered = []
         for future in done:
             call = futures[future]
