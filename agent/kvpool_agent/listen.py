@@ -23,13 +23,17 @@ def address_of(connection: socket.socket) -> str:
         return ""
 
 
-def accepted(listening: socket.socket, closing: Callable[[], bool]) -> Iterator[socket.socket]:
-    """The connections that come, until `closing`; an accept that fails is tried again."""
+def accepted(
+    listening: socket.socket, closing: Callable[[], bool], failed: Callable[[], None]
+) -> Iterator[socket.socket]:
+    """The connections that come, until `closing`; an accept that fails is told to `failed`, and tried again ten times a
+    second."""
     while not closing():
         try:
             connection, _ = listening.accept()
         except OSError:
             if not closing():
+                failed()
                 time.sleep(ACCEPT_PAUSE_SECONDS)
             continue
         yield connection

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler
 from kvpool_agent.peer.serve import PeerServer
@@ -57,7 +58,11 @@ def test_listeners_turn_away_whom_they_have_no_thread_for_and_take_the_next(
     no_threads: threading.Event, tmp_path: Path, kind: str
 ) -> None:
     nobody: Any = object()
-    server = PeerServer("127.0.0.1", 0, nobody) if kind == "peers" else EnginePort(tmp_path / "sock", nobody)
+    account = Account()
+    if kind == "peers":
+        server: PeerServer | EnginePort = PeerServer("127.0.0.1", 0, nobody, count=account.count)
+    else:
+        server = EnginePort(tmp_path / "sock", nobody, count=account.count)
     server.start()
 
     def connected() -> socket.socket:
@@ -71,6 +76,7 @@ def test_listeners_turn_away_whom_they_have_no_thread_for_and_take_the_next(
     for _ in range(300):  # more than there are places
         with connected() as sock:
             assert ended(sock)
+    assert account.counters == {"accepts_failed": 300}
     no_threads.clear()
     with connected() as sock:
         sock.settimeout(0.2)

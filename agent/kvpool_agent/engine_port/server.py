@@ -116,7 +116,7 @@ class EnginePort:
             self._path.unlink()
 
     def _accept(self) -> None:
-        for sock in accepted(self._socket, lambda: self._closing):
+        for sock in accepted(self._socket, lambda: self._closing, lambda: self._count("accepts_failed")):
             if not self._places.acquire(blocking=False):
                 self._count("bound_sessions")
                 sock.close()
@@ -125,6 +125,7 @@ class EnginePort:
                 threading.Thread(target=self._run, args=(sock,), name="kvpool-engine", daemon=True).start()
             except RuntimeError as error:  # the container has no thread left; the client comes again
                 log.error("an engine is turned away: %s", error)
+                self._count("accepts_failed")
                 sock.close()
                 self._places.release()
 

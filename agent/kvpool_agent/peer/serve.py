@@ -106,7 +106,7 @@ class PeerServer:
             connection.close()
 
     def _accept(self) -> None:
-        for sock in accepted(self._socket, lambda: self._closing):
+        for sock in accepted(self._socket, lambda: self._closing, lambda: self._count("accepts_failed")):
             connection, address = Connection(sock), address_of(sock)
             if not self._admitted(address):
                 connection.close()
@@ -115,6 +115,7 @@ class PeerServer:
                 threading.Thread(target=self._run, args=(connection, address), name="kvpool-peer", daemon=True).start()
             except RuntimeError as error:  # the container has no thread left; others will be taken
                 log.error("a member is turned away: %s", error)
+                self._count("accepts_failed")
                 connection.close()
                 self._shares.greeted(address)
                 self._handshakes.release()
