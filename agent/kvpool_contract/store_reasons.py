@@ -15,6 +15,12 @@ STORE_REASONS = (
         "by itself.",
     ),
     Reason(
+        "store_untrusted",
+        "The external store's certificate is by no authority that the agent trusts, or for another name.",
+        "Put the authority's certificate into the entry ca.crt of the Secret of spec.store.secretName, or the name for "
+        "which the server's own certificate is into spec.store.url.",
+    ),
+    Reason(
         "store_slow",
         "The external store did not answer in time, so it is left alone for now.",
         "Look at the server's load and at the network to it; the agent tries again by itself.",
@@ -27,7 +33,8 @@ STORE_REASONS = (
     Reason(
         "store_full",
         "The external store has no room, so nothing is written there for a minute.",
-        "Raise the server's memory limit or set its policy to one that evicts, or lower spec.store.ttlSeconds.",
+        "Raise the server's memory limit or set its policy to one that evicts, or the bucket's quota; or lower "
+        "spec.store.ttlSeconds.",
     ),
     Reason(
         "store_error",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool_operator.desired.spaces import FIRST, GATEWAY, NOTHING_TO_CHOOSE, OTHERS, TOO_MUCH, TWICE
+from kvpool_operator.desired.store import NO_BUCKET, NO_TYPE, NO_URL, NOT_ITS_BUCKET, WRONG_URL
 
 NAME = "metadata.name"
 NO_NAME = (
@@ -166,27 +167,29 @@ BAD_POOLS = [
         "storageClassName claims a volume without size; set size",
         _at("tiers.disk", {"storageClassName": "fast"}),
     ),
-    _bad("store.type", "Redis", "'Redis' is none of None, Valkey; use one of them", "Unsupported value"),
-    BadPool(
-        "spec.store",
-        "pool field spec.store: type Valkey needs a url; write valkey://HOST:PORT",
-        "type Valkey needs a url; write valkey://HOST:PORT",
-        _at("store", {"type": "Valkey"}),
+    _bad("store.type", "Redis", "'Redis' is none of None, Valkey, S3; use one of them", "Unsupported value"),
+    *(
+        BadPool("spec.store", f"pool field spec.store: {sentence}", sentence, {"store": store})
+        for sentence, store in (
+            (NO_URL["Valkey"], {"type": "Valkey"}),
+            (NO_URL["S3"], {"type": "S3", "bucket": "caches"}),
+            (NO_TYPE, {"url": "valkey://cache:6379"}),
+            (NO_TYPE, {"bucket": "caches"}),
+            (NO_BUCKET, {"type": "S3", "url": "https://s3"}),
+            (NOT_ITS_BUCKET, {"type": "Valkey", "url": "valkey://cache:6379", "bucket": "caches"}),
+            (WRONG_URL["Valkey"], {"type": "Valkey", "url": "valkey://user:secret@cache:6379"}),
+            (WRONG_URL["Valkey"], {"type": "Valkey", "url": "https://s3"}),
+            (WRONG_URL["S3"], {"type": "S3", "bucket": "caches", "url": "https://s3/caches"}),
+            (WRONG_URL["S3"], {"type": "S3", "bucket": "caches", "url": "valkey://cache:6379"}),
+        )
     ),
-    BadPool(
-        "spec.store",
-        "pool field spec.store: url or secretName without type names a store that is not used; set type: Valkey, or "
-        "take them out",
-        "url or secretName without type names a store that is not used; set type: Valkey, or take them out",
-        _at("store", {"url": "valkey://cache:6379"}),
+    _wrong(
+        "store.bucket",
+        "Caches",
+        "expected `str` matching regex '^([a-z0-9][-.a-z0-9]{1,61}[a-z0-9])?$'",
+        "should match",
     ),
-    BadPool(
-        "spec.store",
-        "pool field spec.store: url is no address of such a store; write valkey://HOST:PORT, or valkeys:// for TLS, "
-        "without credentials",
-        "url is no address of such a store; write valkey://HOST:PORT, or valkeys:// for TLS, without credentials",
-        _at("store", {"type": "Valkey", "url": "valkey://user:secret@cache:6379"}),
-    ),
+    _wrong("store.region", "eu west", "expected `str` matching regex '^[a-z0-9][-a-z0-9]{0,62}$'", "should match"),
     _wrong("store.ttlSeconds", 59, "expected `int` >= 60", "should be greater than or equal to 60"),
     _wrong("agent.image", "i" * 513, "expected `str` of length <= 512", "may not be more than 512 bytes"),
     _wrong(

@@ -27,16 +27,19 @@ def program() -> str:
 
 
 class ValkeyServer:
-    """One database on the loopback address, in memory alone."""
+    """One database on the loopback address, in memory alone. `credentials`: the folder of a Secret that opens it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._folder, self._options = folder, options
+    def __init__(self, folder: Path, *options: str, tls: tuple[Path, Path] | None = None) -> None:
+        """tls: certificate and key with which it talks inside TLS, as localhost; by `ca.crt` of the credentials it is
+        trusted."""
+        self._folder, self._options, self._tls = folder, options, tls
         self.port = free_port()
+        self.credentials = folder / "credentials"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"valkey://{LOOPBACK}:{self.port}"
+        return f"valkeys://localhost:{self.port}" if self._tls else f"valkey://{LOOPBACK}:{self.port}"
 
     def config(self, **fields: Any) -> dict[str, Any]:
         """An agent's `store`."""
@@ -44,9 +47,17 @@ class ValkeyServer:
 
     def start(self) -> "ValkeyServer":
         command = [
-            program().rsplit("/", 1)[-1].replace("check-rdb", "server"), "--port", str(self.port), "--bind", LOOPBACK,
+            program().rsplit("/", 1)[-1].replace("check-rdb", "server"), "--bind", LOOPBACK,
             "--save", "", "--appendonly", "no", "--dir", str(self._folder), *self._options,
         ]  # fmt: skip
+        if self._tls:
+            command += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            command += ["--tls-cert-file", str(self._tls[0]), "--tls-key-file", str(self._tls[1])]
+        else:
+            command += ["--port", str(self.port)]
+        self.credentials.mkdir(exist_ok=True)
+        if password := self._password:
+            (self.credentials / "password").write_text(f"{password}\n")
         with (self._folder / "valkey.log").open("ab") as log:
             self._process = subprocess.Popen(command, executable=program(), stdout=log, stderr=log)
         wait_for("the store's server answers", self._answers, 20, 0.02)
@@ -61,9 +72,14 @@ class ValkeyServer:
             return True
 
     @property
+    def _password(self) -> str | None:
+        return self._options[self._options.index("--requirepass") + 1] if "--requirepass" in self._options else None
+
+    @property
     def client(self) -> Any:
-        password = self._options[self._options.index("--requirepass") + 1] if "--requirepass" in self._options else None
-        return redis.Redis(host=LOOPBACK, port=self.port, password=password, socket_timeout=5)
+        tls = {"ssl": True, "ssl_ca_certs": str(self.credentials / "ca.crt")} if self._tls else {}
+        host = "localhost" if self._tls else LOOPBACK
+        return redis.Redis(host=host, port=self.port, password=self._password, socket_timeout=5, **tls)
 
     @property
     def process(self) -> int:
@@ -87,6 +103,15 @@ class ValkeyServer:
     def objects(self) -> dict[str, bytes]:
         names = sorted(self.client.scan_iter(count=1000))
         return {name.decode(): self.client.get(name) for name in names}
+
+    def ends(self, name: str) -> float:
+        """When an object's life is over, in seconds since 1970."""
+        return float(self.client.pexpiretime(name)) / 1000
+
+    def age(self, names: Sequence[str]) -> None:
+        """These objects' lives end earlier than those of objects that are written from now on."""
+        for name in names:
+            self.client.expire(name, 1000)
 
     def flip(self, names: Sequence[str], place: int) -> None:
         """Flips one bit of each of these objects."""

@@ -49,6 +49,7 @@ def _another(value: Any) -> Any:
 SPACES: dict[str, Any] = {"cacheNamespaces": [{"name": "other"}]}
 SIGNED = {**SPACES, "requestNamespace": "Signed", "gatewayKeySecretRef": {"name": "gateway"}}
 STORE = {"store": {"type": "Valkey", "url": "valkey://a:6379"}}
+BUCKET = {"store": {"type": "S3", "url": "https://s3", "bucket": "caches"}}
 # what a field can't be without, and another value where not any will do
 WITH: dict[str, dict[str, Any]] = {
     "requestNamespace": SPACES,
@@ -56,6 +57,7 @@ WITH: dict[str, dict[str, Any]] = {
     "gatewayKeySecretRef.key": SIGNED,
     "tiers.disk.storageClassName": {"tiers": {"disk": {"size": "1Gi"}}},
     **{f"store.{field}": STORE for field in ("url", "secretName", "ttlSeconds", "maxBytesPerSecond")},
+    **{f"store.{field}": BUCKET for field in ("bucket", "region")},
 }
 OTHER = {
     "requestNamespace": "TrustGateway",
@@ -125,6 +127,8 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         "transport.rdma.allowUnencrypted",
         "disk.bytes",
         "store.url",
+        "store.bucket",
+        "store.region",
         "store.credentialsFolder",
         "store.ttlSeconds",
         "store.maxBytesPerSecond",

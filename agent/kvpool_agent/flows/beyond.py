@@ -18,7 +18,7 @@ from kvpool_agent.store.external.tier import ExternalTier
 from kvpool_agent.store.slab import LowerTier, Slab
 from kvpool_contract import status as contract
 from kvpool_contract.config import AgentConfig
-from kvpool_contract.external import Store
+from kvpool_contract.external import S3, Store
 
 
 class Beyond:
@@ -95,6 +95,10 @@ class _Several:
 
 def _objects(store: Store) -> Objects:
     # imported here: of the stores' clients a process loads the one that it has a use for
+    if store.type == S3:
+        from kvpool_agent.store.external import s3
+
+        return s3.S3(store)
     from kvpool_agent.store.external.valkey import Valkey
 
     return Valkey(store)

@@ -28,6 +28,7 @@ log = logging.getLogger("kvpool.external")
 
 ASK_SECONDS = 0.5
 MAX_ASKED = 1024  # blocks of one request
+LISTED_AT_A_TIME = 64  # blocks of a hot list: what is not asked for by the end of the time is not warmed
 READ_AHEAD = 4  # spans of 4 MiB
 STORE_UNREACHABLE = "store_unreachable"
 
@@ -54,15 +55,16 @@ class ExternalSource:
         tier = self._tier
         if tier is None or tier.lacks_key(slab):
             return found
-        asked = [
-            (group, i)
+        # in the order of the chains: what lies behind a gap in all of them is of no use
+        asked = sorted(
+            (i, group)
             for group, (lack, own, members) in enumerate(zip(lacks, near, found.held, strict=True))
             for i in range(len(lack))
             if lack[i] and not own[i] and not any(row[i] for row in members.values())
-        ][:MAX_ASKED]
+        )[:MAX_ASKED]
         if not asked:
             return found
-        names = [tier.name_of(slab, chains[group][i]) for group, i in asked]
+        names = [tier.name_of(slab, chains[group][i]) for i, group in asked]
         try:
             until = min(deadline, time.monotonic() + ASK_SECONDS)
             held = tier.access.call(lambda objects: objects.held(names), until)
@@ -72,7 +74,7 @@ class ExternalSource:
             log.debug("the external store was not asked: %s", error)
             return replace(found, reason=STORE_UNREACHABLE if found.reason == "never_published" else found.reason)
         rows = [[False] * len(chain) for chain in chains]
-        for (group, i), lies in zip(asked, held, strict=True):
+        for (i, group), lies in zip(asked, held, strict=True):
             rows[group][i] = lies
         also = [{STORE: row} if any(row) else {} for row in rows]
         return replace(found, held=[{**members, **store} for members, store in zip(found.held, also, strict=True)])
@@ -122,12 +124,19 @@ class ExternalSource:
         try:
             tier.access.settle(until)
             listed = tier.read_list(slab, until)
-            names = [tier.name_of(slab, block.key) for block in listed]
-            held = tier.access.call(lambda objects: objects.held(names), until)
         except StoreError as error:
             log.info("no hot list from the external store: %s", error)
             return []
-        return [block for block, lies in zip(listed, held, strict=True) if lies]
+        found: list[HotBlock] = []
+        for begin in range(0, len(listed), LISTED_AT_A_TIME):
+            part = listed[begin : begin + LISTED_AT_A_TIME]
+            try:
+                held = tier.access.call(partial(_held, [tier.name_of(slab, block.key) for block in part]), until)
+            except StoreError as error:
+                log.info("of the external store's hot list %d blocks were asked for: %s", begin, error)
+                break
+            found += [block for block, lies in zip(part, held, strict=True) if lies]
+        return found
 
 
 class _Ahead:
@@ -147,6 +156,10 @@ class _Ahead:
     def close(self) -> None:
         for future in self._asked:
             future.cancel()
+
+
+def _held(names: Sequence[str], objects: Objects) -> list[bool]:
+    return objects.held(names)
 
 
 def _read(name: str, span: blocks.Span, objects: Objects) -> bytes:

@@ -4,12 +4,17 @@ deadline."""
 
 import base64
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node, block_name
+from authority import Authority
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from replica import wait_for
+from s3_server import S3Server
 from standin_engine import Served, engine_keys, prompt
 from valkey_server import ValkeyServer
 
@@ -22,23 +27,42 @@ from kvpool_contract.tenants import key_for
 ROW, BLOCKS = 4096, 6
 KEY = b"k" * 32
 ALONE = {"prewarm": {"maxBytes": 0}}
+Server = ValkeyServer | S3Server
+KINDS: dict[str, type[Server]] = {"valkey": ValkeyServer, "s3": S3Server}
 either_way = pytest.mark.parametrize("sealed", [False, True], ids=["in clear", "sealed"])
 
 
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    made = KINDS[request.param](tmp_path).start()
+    yield made
+    made.stop()
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
     made = ValkeyServer(tmp_path).start()
     yield made
     made.stop()
 
 
-def made(pool: AgentPool, name: str, server: ValkeyServer, *, sealed: bool = False, **agent: object) -> Node:
+# agents that wait long for the store: a busy machine makes it neither slow nor silent
+PATIENT = """
+import sys
+if "kvpool_agent.worker" in sys.orig_argv:
+    from kvpool_agent.flows import external
+    from kvpool_agent.store.external import access, tier
+    external.ASK_SECONDS = tier.ASK_SECONDS = access.PING_SECONDS = 20.0
+"""
+
+
+def made(pool: AgentPool, name: str, server: Server, *, sealed: bool = False, **agent: object) -> Node:
     """Not started. sealed: whether its one cache namespace has a key."""
     if sealed:
         file = pool.members.parent / "all.key"
         file.write_bytes(base64.b64encode(KEY))
         agent["cacheNamespaces"] = [{"name": "all", "keyFile": str(file)}]
-    return pool.node(name, **{"store": server.config(), **agent})
+    return pool.node(name, **{"store": server.config(), **agent}).patched(PATIENT)
 
 
 def joined(node: Node) -> Node:
@@ -47,7 +71,7 @@ def joined(node: Node) -> Node:
     return node.attach()
 
 
-def member(pool: AgentPool, name: str, server: ValkeyServer, *, sealed: bool = False, **agent: object) -> Node:
+def member(pool: AgentPool, name: str, server: Server, *, sealed: bool = False, **agent: object) -> Node:
     return joined(made(pool, name, server, sealed=sealed, **agent))
 
 
@@ -89,7 +113,7 @@ def list_bytes(blocks: int, *, sealed: bool) -> int:
 
 @either_way
 def test_a_pool_that_was_scaled_to_zero_loads_its_hot_set_from_the_store(
-    pool: AgentPool, server: ValkeyServer, sealed: bool
+    pool: AgentPool, server: Server, sealed: bool
 ) -> None:
     first = member(pool, "a", server, sealed=sealed)
     heat(first, "hot")
@@ -99,7 +123,7 @@ def test_a_pool_that_was_scaled_to_zero_loads_its_hot_set_from_the_store(
     found = server.objects()
     sizes = sorted(map(len, found.values()))
     assert sizes == sorted([object_bytes(sealed=sealed)] * BLOCKS + [list_bytes(BLOCKS, sealed=sealed)])
-    assert all(0 < server.client.ttl(name) <= 86_400 for name in found)
+    assert all(0 < server.ends(name) - time.time() <= 86_400 for name in found)
 
     second = member(pool, "b", server, sealed=sealed)
     status = second.until_state("Ready(warm)")
@@ -115,7 +139,7 @@ def test_a_pool_that_was_scaled_to_zero_loads_its_hot_set_from_the_store(
 
 
 def test_a_request_loads_what_neither_arena_nor_member_holds_and_its_own_counts_as_local(
-    pool: AgentPool, server: ValkeyServer
+    pool: AgentPool, server: Server
 ) -> None:
     node = member(pool, "a", server, **ALONE)
     heat(node, "hot")
@@ -138,7 +162,7 @@ def test_a_request_loads_what_neither_arena_nor_member_holds_and_its_own_counts_
     )
 
 
-def stored(pool: AgentPool, server: ValkeyServer, *, sealed: bool = False) -> None:
+def stored(pool: AgentPool, server: Server, *, sealed: bool = False) -> None:
     """A member has left a chain there, and has ended."""
     node = member(pool, "writer", server, sealed=sealed, **ALONE)
     heat(node, "hot")
@@ -146,32 +170,36 @@ def stored(pool: AgentPool, server: ValkeyServer, *, sealed: bool = False) -> No
     end(node)
 
 
-def block_objects(server: ValkeyServer, *, sealed: bool) -> dict[str, bytes]:
+def block_objects(server: Server, *, sealed: bool) -> dict[str, bytes]:
     return {name: data for name, data in server.objects().items() if len(data) == object_bytes(sealed=sealed)}
 
 
-def test_nothing_of_what_was_stored_is_in_the_store_where_there_is_a_key(pool: AgentPool, server: ValkeyServer) -> None:
-    stored(pool, server)
-    clear = block_objects(server, sealed=False)
+def test_nothing_of_what_was_stored_is_in_the_store_where_there_is_a_key(pool: AgentPool, valkey: ValkeyServer) -> None:
+    stored(pool, valkey)
+    clear = block_objects(valkey, sealed=False)
     planted = [data[START_BYTES + at : START_BYTES + at + 32] for data in clear.values() for at in (0, 2000, ROW - 32)]
     assert all(any(pattern in data for data in clear.values()) for pattern in planted)
-    node = member(pool, "sealed", server, sealed=True, **ALONE)
+    node = member(pool, "sealed", valkey, sealed=True, **ALONE)
     heat(node, "hot")
     status = until_written(node, BLOCKS)
     names = key_for(KEY, "block names")
     keys = [block_name(key, status.format, names) for key in engine_keys(prompt("hot", BLOCKS))]
     end(node)
-    sealed = {name: data for name, data in server.objects().items() if name not in clear}
+    sealed = {name: data for name, data in valkey.objects().items() if name not in clear}
     whole = b"".join([*sealed.values(), *(name.encode() for name in sealed)])
     assert len(sealed) == BLOCKS + 2  # both lists: each of a slab of its own
     secret = [*planted, bytes.fromhex(status.format), *keys, *(key.hex().encode() for key in keys)]
     assert [pattern for pattern in secret if pattern in whole] == []
 
 
-@either_way
-@pytest.mark.parametrize("place", [20, -1], ids=["start", "bytes"])
+@pytest.mark.parametrize(
+    ("server", "place", "sealed"),
+    [("valkey", 20, False), ("valkey", -1, True), ("s3", 20, True), ("s3", -1, False)],
+    indirect=["server"],
+    ids=["start", "bytes sealed", "start sealed, s3", "bytes, s3"],
+)
 def test_a_flipped_bit_is_counted_removed_and_computed(
-    pool: AgentPool, server: ValkeyServer, sealed: bool, place: int
+    pool: AgentPool, server: Server, sealed: bool, place: int
 ) -> None:
     stored(pool, server, sealed=sealed)
     server.flip(list(block_objects(server, sealed=sealed)), place)
@@ -185,27 +213,31 @@ def test_a_flipped_bit_is_counted_removed_and_computed(
 
 
 # which call of a load is the last one before the server is signalled
-AT_A_READ = """
-import os, sys
+AT_A_READ = (
+    PATIENT
+    + """
+import os
 if "kvpool_agent.worker" in sys.orig_argv:
-    from kvpool_agent.store.external import valkey
-    before, calls = valkey.Valkey.read, []
+    from kvpool_agent.store.external.{module} import {kind}
+    before, calls = {kind}.read, []
     def read(self, name, begin, length):
         calls.append(name)
         if length < 10_000 and len(calls) == 3:
             os.kill({process}, {signal})
         return before(self, name, begin, length)
-    valkey.Valkey.read = read
+    {kind}.read = read
 """
+)
+CLIENTS = {ValkeyServer: {"module": "valkey", "kind": "Valkey"}, S3Server: {"module": "s3", "kind": "S3"}}
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stops", "dies"])
 def test_a_store_that_stops_or_dies_in_mid_load_costs_what_has_not_come_and_comes_back(
-    pool: AgentPool, server: ValkeyServer, number: int
+    pool: AgentPool, server: Server, number: int
 ) -> None:
     stored(pool, server)
     node = made(pool, "a", server, **ALONE, loading={"mode": "Always", "deadlineSeconds": 1.0})
-    joined(node.patched(AT_A_READ.format(process=server.process, signal=int(number))))
+    joined(node.patched(AT_A_READ.format(process=server.process, signal=int(number), **CLIENTS[type(server)])))
     served = serve(node, "hot")
     assert served.computed + served.pool == BLOCKS and served.pool <= 3
     status = node.until("is told", lambda s: s.store.state == "degraded")
@@ -228,35 +260,64 @@ def test_a_store_that_stops_or_dies_in_mid_load_costs_what_has_not_come_and_come
     ]
 
 
-def test_a_store_that_says_nothing_when_it_is_asked_is_a_miss(pool: AgentPool, server: ValkeyServer) -> None:
+def test_a_store_that_says_nothing_when_it_is_asked_is_a_miss(pool: AgentPool, server: Server) -> None:
     stored(pool, server)
-    node = member(pool, "a", server, **ALONE)
+    node = joined(pool.node("a", store=server.config(), **ALONE))
     server.signal(signal.SIGSTOP)
     assert serve(node, "hot") == Served(computed=BLOCKS)
     status = node.status()
     assert (status.misses, status.store.state) == ({"store_unreachable": BLOCKS}, "degraded")
 
 
-def test_a_password_is_read_when_it_is_asked_for(pool: AgentPool, tmp_path: Path) -> None:
-    server = ValkeyServer(tmp_path, "--requirepass", "sesame").start()
-    folder = tmp_path / "credentials"
-    folder.mkdir()
-    node = pool.node("a", store=server.config(credentialsFolder=str(folder))).start()
+@pytest.mark.parametrize("kind", KINDS)
+def test_credentials_are_read_when_they_are_asked_for(
+    pool: AgentPool, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    server = ValkeyServer(tmp_path, "--requirepass", "sesame") if kind == "valkey" else S3Server(tmp_path)
+    request.addfinalizer(server.start().stop)
+    entry = server.credentials / ("password" if kind == "valkey" else "secretAccessKey")
+    secret = entry.read_text()
+    entry.unlink()
+    node = made(pool, "a", server, store=server.config(credentialsFolder=str(server.credentials))).start()
     node.until("is refused", lambda s: (s.store.state, s.store.reason) == ("degraded", "store_refused"))
-    (folder / "password").write_text("wrong\n")
+    entry.write_text("wrong\n")
     before = node.status().counters["store_refused"]
     node.until("is refused again", lambda s: s.counters["store_refused"] > before)
-    (folder / "password").write_text("sesame\n")
+    entry.write_text(secret)
     node.until("is let in", lambda s: s.store.state == "ready", 60)
-    assert "sesame" not in node.replica.log("agent", 1 << 20)
-    server.stop()
+    assert secret.strip() not in node.replica.log("agent", 1 << 20)
 
 
-def test_a_full_store_is_told_and_goes_on_serving(pool: AgentPool, server: ValkeyServer) -> None:
-    stored(pool, server)
-    server.client.config_set("maxmemory-policy", "noeviction")
-    server.client.config_set("maxmemory", 1)
-    node = member(pool, "a", server, **ALONE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_inside_tls_is_trusted_by_the_authorities_in_the_secret_alone(
+    pool: AgentPool, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    authority, key = Authority(), ec.generate_private_key(ec.SECP256R1())
+    files = tmp_path / "server.crt", tmp_path / "server.key"
+    files[0].write_bytes(authority.sign(key.public_key(), dns=("localhost",)))
+    files[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    server = KINDS[kind](tmp_path, tls=files)
+    trusted = server.credentials / "ca.crt"
+    trusted.parent.mkdir()
+    trusted.write_bytes(authority.certificate)
+    request.addfinalizer(server.start().stop)
+    trusted.write_bytes(Authority("another").certificate)
+    node = made(pool, "a", server, store=server.config(credentialsFolder=str(server.credentials)), **ALONE).start()
+    told = node.until("does not trust it", lambda s: s.store.state == "degraded").store
+    assert told.reason == "store_untrusted" and "certificate verify failed" in told.detail
+    trusted.write_bytes(authority.certificate)
+    node.until("trusts it", lambda s: s.store.state == "ready", 60)
+    heat(node.attach(), "hot")
+    until_written(node, BLOCKS)
+
+
+def test_a_full_store_is_told_and_goes_on_serving(pool: AgentPool, valkey: ValkeyServer) -> None:
+    stored(pool, valkey)
+    valkey.client.config_set("maxmemory-policy", "noeviction")
+    valkey.client.config_set("maxmemory", 1)
+    node = member(pool, "a", valkey, **ALONE)
     assert serve(node, "hot") == Served(pool=BLOCKS)
     heat(node, "new")
     status = node.until("is told", lambda s: s.store.reason == "store_full")
@@ -264,13 +325,13 @@ def test_a_full_store_is_told_and_goes_on_serving(pool: AgentPool, server: Valke
     node.until("let go", lambda s: s.counters.get("store_dropped_failed") == BLOCKS)
 
 
-def test_what_one_has_written_another_one_writes_no_more(pool: AgentPool, server: ValkeyServer) -> None:
+def test_what_one_has_written_another_one_writes_no_more(pool: AgentPool, server: Server) -> None:
     stored(pool, server)
     names = list(block_objects(server, sealed=False))
-    for name in names:
-        server.client.expire(name, 1000)
+    server.age(names)
+    before = {name: server.ends(name) for name in names}
     node = member(pool, "a", server, **ALONE)
     node.engine.serve(prompt("hot", BLOCKS))
     assert serve(node, "hot") == Served(pool=BLOCKS)
-    wait_for("they live longer", lambda: all(server.client.ttl(name) > 80_000 for name in names), 20)
+    wait_for("they live longer", lambda: all(server.ends(name) > before[name] for name in names), 20)
     assert moved(node.status(), "external_out") == (0, 0)

@@ -1,0 +1,123 @@
+"""A real S3 server (moto's) as a process of its own, which checks who asks, and what lies in it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+from replica import LOOPBACK, free_port, wait_for
+
+BUCKET, REGION = "caches", "eu-south-7"
+FIRST_ACTIONS = 3  # that nobody has to be known for: a user, its policy, its key
+POLICY = """{"Version": "2012-10-17", "Statement": [
+  {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}]}"""
+
+
+class S3Server:
+    """One bucket on the loopback address, in memory alone. `credentials`: the folder of a Secret that opens it."""
+
+    def __init__(self, folder: Path, *, tls: tuple[Path, Path] | None = None) -> None:
+        """tls: certificate and key with which it talks inside TLS, as localhost; by `ca.crt` of the credentials it is
+        trusted."""
+        self._folder, self._tls = folder, tls
+        self.port = free_port()
+        self.credentials = folder / "credentials"
+        self.client: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}" if self._tls else f"http://{LOOPBACK}:{self.port}"
+
+    def config(self, **fields: Any) -> dict[str, Any]:
+        """An agent's `store`."""
+        return {
+            "type": "S3", "url": self.url, "bucket": BUCKET, "region": REGION, "prefix": "kv/",
+            "credentialsFolder": str(self.credentials), **fields,
+        }  # fmt: skip
+
+    def start(self) -> "S3Server":
+        command = [sys.executable, "-m", "moto.server", "--host", LOOPBACK, "--port", str(self.port)]
+        if self._tls:
+            command += ["--ssl", "--ssl-cert", str(self._tls[0]), "--ssl-key", str(self._tls[1])]
+        environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(FIRST_ACTIONS)}
+        with (self._folder / "s3.log").open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        users = self._client("iam", ("first", "first"))
+        made = wait_for("the store's server answers", lambda: self._user(users), 60, 0.05)
+        key = made["AccessKeyId"], made["SecretAccessKey"]
+        self.client = self._client("s3", key)
+        self.client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        self.credentials.mkdir(exist_ok=True)
+        for name, value in zip(("accessKeyId", "secretAccessKey"), key, strict=True):
+            (self.credentials / name).write_text(f"{value}\n")
+        return self
+
+    @staticmethod
+    def _user(users: Any) -> Any:
+        try:
+            users.create_user(UserName="agent")
+        except BotoCoreError:
+            return None
+        users.put_user_policy(UserName="agent", PolicyName="all", PolicyDocument=POLICY)
+        return users.create_access_key(UserName="agent")["AccessKey"]
+
+    def _client(self, service: str, key: tuple[str, str]) -> Any:
+        return botocore.session.Session().create_client(
+            service,
+            region_name=REGION,
+            endpoint_url=self.url,
+            verify=str(self.credentials / "ca.crt") if self._tls else None,
+            aws_access_key_id=key[0],
+            aws_secret_access_key=key[1],
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=10, s3={"addressing_style": "path"}),
+        )
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                self._process.send_signal(number)
+            self._process.wait(10)
+            self._process = None
+
+    # -- what lies there -----------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        return [each["Key"] for page in pages for each in page.get("Contents", ())]
+
+    def objects(self) -> dict[str, bytes]:
+        return {name: self.client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in self.names()}
+
+    def ends(self, name: str, seconds: int = 86_400) -> float:
+        """When an object's life is over, in seconds since 1970. seconds: for which an agent keeps one."""
+        return float(self.client.head_object(Bucket=BUCKET, Key=name)["LastModified"].timestamp() + seconds)
+
+    def age(self, names: Sequence[str]) -> None:
+        """These objects' lives end earlier than those of objects that are written from now on."""
+        last = max(self.ends(name, 0) for name in names)
+        wait_for("the clock goes on", lambda: time.time() >= last + 1, 20, 0.05)
+
+    def flip(self, names: Sequence[str], place: int) -> None:
+        """Flips one bit of each of these objects."""
+        for name in names:
+            data = bytearray(self.client.get_object(Bucket=BUCKET, Key=name)["Body"].read())
+            data[place] ^= 4
+            self.client.put_object(Bucket=BUCKET, Key=name, Body=bytes(data))
