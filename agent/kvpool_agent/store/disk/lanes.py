@@ -8,9 +8,10 @@ caller is told at once or at its deadline, and nothing is started.
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import TypeVar
+
+from kvpool_agent.store.threads import Threads
 
 LEAST_SECONDS, LEAST_RATE = 2.0, 16 << 20
 
@@ -19,7 +20,7 @@ Alive = Callable[[], bool]
 
 
 class NoThread(Exception):  # noqa: N818 - an outcome
-    """All threads were busy until the deadline; the work was not begun."""
+    """All threads were busy until the deadline, or none could be started; the work was not begun."""
 
 
 class LeftBehind(Exception):  # noqa: N818
@@ -35,7 +36,7 @@ class Lanes:
     """Any thread may call."""
 
     def __init__(self, name: str, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, f"kvpool-disk-{name}")
+        self._threads = Threads(f"kvpool-disk-{name}", threads)
         self._free = threading.Semaphore(threads)
         self._lock = threading.Lock()
         self._stuck = 0
@@ -67,7 +68,10 @@ class Lanes:
                 late(result)
             return result
 
-        future = self._pool.submit(run)
+        future = self._threads.begin(run)
+        if future is None:
+            self._free.release()
+            raise NoThread
         try:
             return future.result(max(0.0, until - time.monotonic()))
         except NotYet:

@@ -7,11 +7,12 @@ for one, and no more: beyond that the answer is `store_busy` at once.
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import TypeVar
 
 from kvpool_agent.store.external.objects import BUSY, SLOW, StoreError
+from kvpool_agent.store.threads import Threads
 
 WAITING = 8  # calls for each thread
 
@@ -22,14 +23,17 @@ class Calls:
     """Any thread may call."""
 
     def __init__(self, name: str, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, f"kvpool-store-{name}")
+        self._threads = Threads(f"kvpool-store-{name}", threads)
         self._places = threading.Semaphore(threads * WAITING)
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
-        """Raises StoreError where too many wait already."""
+        """Raises StoreError where too many wait already, or no thread can be started."""
         if not self._places.acquire(blocking=False):
             raise StoreError(BUSY, "too many calls are open")
-        future = self._pool.submit(work)
+        future = self._threads.begin(work)
+        if future is None:
+            self._places.release()
+            raise StoreError(BUSY, "no thread can be started")
         future.add_done_callback(lambda _: self._places.release())
         return future
 
