@@ -217,14 +217,33 @@ class _Arena:
         must_be_keys_of_the_engine(keys)
         return 0
 
+    def made_room(self, keys: Sequence[bytes]) -> list[bool]:
+        must_be_keys_of_the_engine(keys)
+        return [False] * len(keys)
+
+
+class _Counts:
+    """Heat, ghost entries and reuse distances."""
+
+    def count(self, keys: Sequence[bytes], now: float, linked: bool) -> None:
+        must_be_keys_of_the_engine(keys)
+
+    def request(self, chain: Sequence[bytes], prompt: int) -> None:
+        must_be_keys_of_the_engine(chain)
+        must(0 <= prompt <= len(chain), "a prompt that is longer than its chain")
+
+
+class _Mapping:
+    def close(self) -> None: ...
+
 
 class _Slab:
     fingerprint, slot_bytes, number, first_slot, space = FORMAT, ROW, 0, 0, Space()
     below = None
 
     def __init__(self) -> None:
-        self.arena, self.heat = _Arena(), mock.MagicMock()
-        self.ghost, self.reuse = mock.MagicMock(), mock.MagicMock()
+        self.arena = _Arena()
+        self.heat = self.ghost = self.reuse = _Counts()
         self.heat_lock = threading.Lock()
 
     def key(self, engine_key: bytes, hash_bytes: int, name: bytes = b"") -> bytes:
@@ -251,7 +270,7 @@ class _Port:
 
 
 class _Pool:
-    rows, row_bytes, mapping = ROWS, ROW, mock.MagicMock()
+    rows, row_bytes, mapping = ROWS, ROW, _Mapping()
 
 
 _ATTACH = {
@@ -264,6 +283,7 @@ VERBS: list[tuple[dict[str, Any], bytes]] = [
     ({"verb": "store", "job": 1, "rows": [0, 1, 2]}, PAIRS), ({"verb": "commit", "job": 1}, b""),
     ({"verb": "forget", "job": 1}, b""), ({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0}, CHAIN),
     ({"verb": "store", "job": 1, "rows": [0]}, PAIRS[: 2 * HASH_BYTES + 8]),
+    ({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0, "unknown": 2}, CHAIN),
 ]  # fmt: skip
 _flows, _slab = _Flows(), _Slab()
 GROUPS = [Group(0, FULL, 0, 4, True)]
