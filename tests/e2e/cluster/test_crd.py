@@ -56,6 +56,8 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "store": {
             "type": "None",
             "url": "",
+            "bucket": "",
+            "region": "us-east-1",
             "secretName": "",
             "ttlSeconds": 86400,
             "maxBytesPerSecond": "200Mi",
@@ -86,6 +88,20 @@ def test_cache_namespaces_are_taken_and_their_defaults_are_filled_in(served: Kub
         {"name": "public", "tenant": "", "keySecretRef": {"name": "", "key": "key"}, "quota": {"memoryPercent": 0}},
         {**acme, "tenant": "", "keySecretRef": {"name": "", "key": "key"}},
     ]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"type": "Valkey", "url": "rediss://cache.team-b:6380/2", "secretName": "cache"},
+        {"type": "S3", "url": "https://s3.eu-west-3.amazonaws.com", "bucket": "caches.team-b", "region": "eu-west-3"},
+        {"type": "S3", "url": "http://minio:9000/", "bucket": "caches", "secretName": "cache"},
+    ],
+    ids=["valkey", "aws", "s3"],
+)
+def test_a_store_of_either_type_is_taken(served: Kube, store: dict[str, str]) -> None:
+    taken = served.create_pool(GOOD | {"spec": {"store": store}}, dry_run="All")
+    assert taken["spec"]["store"].items() >= store.items()
 
 
 @pytest.mark.parametrize("size", ["1Mi", 1048576, "1.5Gi", ".5Gi", "1e9", "100000000000m", "2Ti"])
