@@ -11,13 +11,14 @@ VERSION = 1
 class Settings:
     """socket: the engine port's path. host_pool_bytes: the engine's host tier. block_tokens: the most tokens that a
     block may have. allow_untested: try an engine version outside the tested window. cache_namespaces: whether requests
-    may say which one they are of."""
+    may say which one they are of. decode_output: whether the engine hands over what it generates, too."""
 
     socket: str
     host_pool_bytes: int
     block_tokens: int = 256
     allow_untested: bool = False
     cache_namespaces: bool = False
+    decode_output: bool = False
 
 
 DEFAULT_SOCKET = "/run/kvpool/engine.sock"
@@ -47,13 +48,19 @@ def parse(text: str) -> Settings:
         block_tokens=fields.get("blockTokens", 256),
         allow_untested=fields.get("allowUntested", False),
         cache_namespaces=fields.get("cacheNamespaces", False),
+        decode_output=fields.get("decodeOutput", False),
     )
     if not isinstance(settings.socket, str) or not settings.socket:
         raise ValueError(f"{VARIABLE}: socket is missing; give the path of the engine port")
     for name, value in (("hostPoolBytes", settings.host_pool_bytes), ("blockTokens", settings.block_tokens)):
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise ValueError(f"{VARIABLE}: {name} is {value!r}; give a positive whole number")
-    for name, flag in (("allowUntested", settings.allow_untested), ("cacheNamespaces", settings.cache_namespaces)):
+    flags = {
+        "allowUntested": settings.allow_untested,
+        "cacheNamespaces": settings.cache_namespaces,
+        "decodeOutput": settings.decode_output,
+    }
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise ValueError(f"{VARIABLE}: {name} is {flag!r}; give true or false")
     return settings

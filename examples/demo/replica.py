@@ -258,6 +258,7 @@ class Replica:
             "blockTokens": self.pool.block_tokens,
             "allowUntested": False,
             "cacheNamespaces": self.config.get("requestNamespace", "Ignore") != "Ignore",
+            "decodeOutput": False,
         }
 
     def _spawn(self, what: str, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -1,5 +1,6 @@
 """What of the engine's options is in the format, and what keeps an engine from joining. Its configuration is faked."""
 
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ def test_weights_that_the_engine_makes_up_are_not_those_of_the_files(tmp_path: P
     assert made_up == f"dummy {read}"
     (tmp_path / "empty").mkdir()
     assert identity(str(tmp_path / "empty"), "dummy") == ""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_engine_hands_over_what_it_generates_only_where_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    vllm = types.ModuleType("vllm.config")
+    vllm.KVTransferConfig = types.SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.config", vllm)
+    made = configuration.connector(Settings("/s", 1 << 30, decode_output=asked))
+    assert made.kv_connector_extra_config["offload_prompt_only"] is not asked
 
 
 def engine(**changes: Any) -> Any:

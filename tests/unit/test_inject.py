@@ -91,7 +91,13 @@ def test_the_environment_lets_the_engine_find_the_plugin(
         "blockTokens": 256,
         "allowUntested": False,
         "cacheNamespaces": False,
+        "decodeOutput": False,
     }
+
+
+def test_the_plugin_is_told_what_of_its_engine_is_kept() -> None:
+    after = variables(first(joined(template(engine()), pool(publication={"decodeOutput": True}))))
+    assert json.loads(after["KVPOOL_CLIENT_CONFIG"])["decodeOutput"] is True
 
 
 @pytest.mark.parametrize(

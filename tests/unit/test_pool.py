@@ -107,7 +107,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                     "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
                     "replication": {"maxBytesPerSecond": 0},
-                    "publication": {"policy": "Always", "maxDepthTokens": 0},
+                    "publication": {"policy": "Always", "maxDepthTokens": 0, "decodeOutput": False},
                 }
             ).encode()
         ).config

@@ -11,8 +11,9 @@ GOOD = {"version": 1, "socket": "/run/kvpool/engine.sock", "hostPoolBytes": 1 <<
 
 def test_a_whole_document_is_read_and_unknown_fields_are_ignored() -> None:
     assert parse(json.dumps(GOOD)) == Settings("/run/kvpool/engine.sock", 1 << 30)
-    full = {**GOOD, "blockTokens": 64, "allowUntested": True, "later": 1}
-    assert parse(json.dumps(full)) == Settings("/run/kvpool/engine.sock", 1 << 30, 64, True)
+    full = {**GOOD, "blockTokens": 64, "allowUntested": True, "decodeOutput": True, "later": 1}
+    wanted = Settings("/run/kvpool/engine.sock", 1 << 30, 64, True, decode_output=True)
+    assert parse(json.dumps(full)) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"text"', "{}"])
@@ -35,6 +36,7 @@ def test_a_text_that_is_no_document_is_refused(text: str) -> None:
         ({"blockTokens": -1}, ": blockTokens is -1; give a positive whole number"),
         ({"blockTokens": 1.5}, ": blockTokens is 1.5; give a positive whole number"),
         ({"allowUntested": "yes"}, ": allowUntested is 'yes'; give true or false"),
+        ({"decodeOutput": 1}, ": decodeOutput is 1; give true or false"),
     ],
 )
 def test_each_wrong_field_has_its_sentence(change: dict[str, object], sentence: str) -> None:

@@ -36,6 +36,7 @@ def connector(chosen: Settings) -> Any:
             "spec_name": "KvpoolSpec",
             "spec_module_path": "kvpool_client.engine_vllm.spec",
             "cpu_bytes_to_use": chosen.host_pool_bytes,
+            "offload_prompt_only": not chosen.decode_output,
             BLOCK_TOKENS_FIELD: chosen.block_tokens,
             "secondary_tiers": [
                 {

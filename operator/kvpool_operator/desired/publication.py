@@ -23,3 +23,12 @@ class Publication(Part, frozen=True):
             le=2**31,
         ),
     ] = 0
+    decode_output: Annotated[
+        bool,
+        field(
+            "Whether what an engine generates is kept and told of as its prompts are. A conversation whose next turn "
+            "contains the answer finds it then, on every replica, for the copies and the memory that each answer "
+            "takes in host pool and arena. false: what is kept and told of ends with the last whole block of the "
+            "prompt, and an engine finds what it has generated on its own device alone."
+        ),
+    ] = False

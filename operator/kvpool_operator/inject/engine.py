@@ -117,6 +117,7 @@ def client_config(pool: KVCachePool) -> str:
             "blockTokens": engine.block_tokens,
             "allowUntested": engine.allow_untested,
             "cacheNamespaces": pool.spec.request_namespace != "Ignore",
+            "decodeOutput": pool.spec.publication.decode_output,
         },
         separators=(",", ":"),
     )

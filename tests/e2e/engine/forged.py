@@ -56,7 +56,10 @@ class Forge:
 class ForgedEngine:
     """An engine in one process without a server (vLLM's executor `uni`). `until_ready` before the first question."""
 
-    def __init__(self, forge: Forge, replica: Replica, model: Path, **options: Any) -> None:
+    def __init__(
+        self, forge: Forge, replica: Replica, model: Path, client: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        """client: fields of the plug-in's configuration; options: of the engine."""
         self._forge = forge
         chosen = {
             "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 1024,
@@ -65,7 +68,7 @@ class ForgedEngine:
         }  # fmt: skip
         environment = {
             **forge.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(replica.pool.client),
-            "KVPOOL_CLIENT_CONFIG": json.dumps(replica.client_config()),
+            "KVPOOL_CLIENT_CONFIG": json.dumps({**replica.client_config(), **(client or {})}),
         }  # fmt: skip
         self._socket = forge.ask_for({"environment": environment, "options": chosen})
         self._stream = self._socket.makefile("rw")

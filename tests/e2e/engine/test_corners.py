@@ -57,13 +57,13 @@ def pool(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poo
 
 @pytest.fixture(scope="module")
 def places(pool: Pool, forge: Forge, small_models: list[Path]) -> Iterator[list[Place]]:
-    """A and B with adapters, and C, which looks drafts up in the prompt."""
+    """A and B with adapters, C, which looks drafts up in the prompt, and D, which is asked for what it generates."""
     lookup = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
     options: dict[str, dict[str, Any]] = {
         "A": {"enable_lora": True, "max_lora_rank": 8},
         "B": {"enable_lora": True, "max_lora_rank": 8},
         "C": {"speculative_config": lookup},
-        "D": {},
+        "D": {"client": {"decodeOutput": True}},
     }
     replicas = [pool.replica(name) for name in options]
     with ThreadPoolExecutor() as threads:
@@ -113,6 +113,19 @@ def test_adapters_are_known_by_their_content_and_not_by_name_and_path(
     put(0)
     assert b.engine.ask(tokens, adapter=["name", 2, str(adapter)]) == type(first)(LOADED, first.answer)
     assert b.engine.ask(tokens) == type(first)(LOADED, plain.answer)
+
+
+def test_what_an_engine_generates_is_told_of_only_where_the_pool_asks_for_it(places: list[Place]) -> None:
+    a, b, _, d = places
+    for seed, place, kept in ((8, a, 2), (9, d, 3)):
+        tokens, before = small_prompt(seed, 3 * BLOCK - 4), settle(place.replica)["arena"]["blocks"]
+        first = place.engine.ask(tokens)  # its answer of eight tokens fills the block in which the prompt ends
+        assert settle(place.replica)["arena"]["blocks"] == before + kept
+        b.until_sees(place)
+        turn = [*tokens, *map(int, first.answer[0]), *small_prompt(seed + 10, 5)]
+        assert len(turn) == 3 * BLOCK + 9
+        computed = len(turn) - kept * BLOCK
+        assert b.engine.ask(turn).tokens == by_source(pool=kept * BLOCK, computed=computed)
 
 
 def test_resets_are_survived_and_sharing_goes_on(places: list[Place]) -> None:
