@@ -8,6 +8,7 @@
     prepare.py model    SmolLM2-135M-Instruct, converted once to safetensors
     prepare.py debian   a minimal Debian root file system (needs root), for the test images
     prepare.py rdma     a virtual machine with RDMA devices made of software (soft_rdma.py)
+    prepare.py viewers  Prometheus and a browser (viewers.py)
     prepare.py preflight    says in one sentence what this machine lacks, within two seconds
 
 The cache is $KVPOOL_CACHE, else $XDG_CACHE_HOME/kvpool, else ~/.cache/kvpool. Each entry's name carries a
@@ -184,6 +185,10 @@ def debian() -> Path:
     return entry(f"debian-{digest(DEBIAN_PACKAGES)}", make)
 
 
+def _texts(*names: str) -> list[str]:
+    return [(REPOSITORY / "hack" / name).read_text() for name in names]
+
+
 def rdma() -> Path:
     import soft_rdma
 
@@ -192,9 +197,19 @@ def rdma() -> Path:
         soft_rdma.make(path)
 
     try:
-        return entry(f"rdma-{digest((REPOSITORY / 'hack/soft_rdma.py').read_text())}", make)
+        return entry(f"rdma-{digest(*_texts('soft_rdma.py', 'archives.py'))}", make)
     except soft_rdma.Unavailable as missing:
         raise SystemExit(f"[prepare] RDMA's virtual machine needs {missing}.") from None
+
+
+def viewers() -> Path:
+    import archives
+    import viewers
+
+    try:
+        return entry(f"viewers-{digest(*_texts('viewers.py', 'archives.py'))}", viewers.make)
+    except archives.Unavailable as missing:
+        raise SystemExit(f"[prepare] Prometheus and a browser need {missing}.") from None
 
 
 def preflight() -> str:
@@ -227,7 +242,7 @@ def preflight() -> str:
 def main() -> None:
     actions: dict[str, Callable[[], Path]] = {
         "dev": dev, "fuzz": fuzz, "release": release, "engine": engine, "model": model, "debian": debian,
-        "rdma": rdma,
+        "rdma": rdma, "viewers": viewers,
     }  # fmt: skip
     action = sys.argv[1] if len(sys.argv) == 2 else ""
     if action == "preflight":

@@ -13,6 +13,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import archives
+from archives import Unavailable, lacks
+
 KERNEL = "linux-image-amd64"
 # into the guest's own root, above the host's files: what tests and agents need there and the host may lack
 GUEST_PACKAGES = (
@@ -26,7 +29,6 @@ MODULES = (
     "virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console", "virtio_rng", "veth", "sch_netem",
     "crc32_pclmul", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe",
 )  # fmt: skip
-LINKED_FOLDERS = ("bin", "sbin", "lib")
 
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -53,29 +55,17 @@ exec switch_root /root /bin/sh /job/guest.sh
 """
 
 
-class Unavailable(Exception):  # noqa: N818 - not a fault of ours
-    """This machine can't make it; the message says what is missing."""
-
-
-def lacks() -> str:
-    """What keeps this machine from making it, in one line; empty where nothing does."""
-    if subprocess.run(["uname", "-m"], capture_output=True, text=True).stdout.strip() != "x86_64":
-        return "an x86-64 processor"
-    missing = [name for name in ("apt-get", "apt-cache", "dpkg-deb", "tar") if shutil.which(name) is None]
-    return f"the commands {', '.join(missing)} of Debian" if missing else ""
-
-
 def make(path: Path) -> None:
     """Fills the folder: `vmlinuz`, `initramfs`, `layer/` and `emulator/`. Raises Unavailable."""
     if missing := lacks():
         raise Unavailable(missing)
-    archives = path / "archives"
-    archives.mkdir(parents=True)
+    fetched = path / "archives"
+    fetched.mkdir(parents=True)
     kernel = _kernel_package()
-    emulator = _with_missing_libraries(EMULATOR)
-    _download([kernel, *GUEST_PACKAGES, *emulator], archives)
+    emulator = archives.with_missing_libraries(EMULATOR)
+    archives.download([kernel, *GUEST_PACKAGES, *emulator], fetched)
     for folder, names in (("kernel", [kernel]), ("layer", GUEST_PACKAGES), ("emulator", emulator)):
-        _unpack(archives, names, path / folder)
+        archives.unpack(fetched, names, path / folder)
     modules = _modules(path / "kernel")
     image = next((path / "kernel" / "boot").glob("vmlinuz-*"))
     image.rename(path / "vmlinuz")
@@ -83,16 +73,15 @@ def make(path: Path) -> None:
     (path / "initramfs").write_bytes(_initramfs(busybox.read_bytes(), modules))
     (path / "kernel-package").write_text(kernel)
     shutil.rmtree(path / "kernel")
-    shutil.rmtree(archives)
+    shutil.rmtree(fetched)
 
 
 def emulator_command(path: Path) -> tuple[list[str], dict[str, str]]:
     """The beginning of QEMU's command line, and what its environment needs beside this one's."""
     root = path / "emulator"
-    libraries = [str(root / "usr/lib/x86_64-linux-gnu"), str(root / "lib/x86_64-linux-gnu")]
     firmware = [part for name in ("seabios", "qemu", "ipxe") for part in ("-L", str(root / "usr/share" / name))]
     environment = {
-        "LD_LIBRARY_PATH": ":".join(libraries),
+        "LD_LIBRARY_PATH": archives.library_path(root),
         "QEMU_MODULE_DIR": str(root / "usr/lib/x86_64-linux-gnu/qemu"),
     }
     return [str(root / "usr/bin/qemu-system-x86_64"), *firmware], environment
@@ -104,40 +93,6 @@ def _kernel_package() -> str:
     if found is None:
         raise Unavailable(f"the package {KERNEL} in apt's lists")
     return found[1]
-
-
-def _with_missing_libraries(package: str) -> list[str]:
-    """The package and all that it needs and this machine has not installed."""
-    command = ["apt-get", "install", "--simulate", "--reinstall", "--no-install-recommends", package]
-    done = subprocess.run(command, capture_output=True, text=True)
-    names = re.findall(r"^Inst (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode or package not in names:
-        raise Unavailable(f"the package {package} in apt's lists")
-    return names
-
-
-def _download(packages: list[str], folder: Path) -> None:
-    wanted = sorted(set(packages))
-    command = ["apt-get", "download", "-q", *wanted]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:  # lists that name versions of yesterday
-        subprocess.run(["apt-get", "update", "-q"], capture_output=True)
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise Unavailable(f"packages that apt can fetch ({last})")
-
-
-def _unpack(archives: Path, packages: list[str] | tuple[str, ...], root: Path) -> None:
-    """With /bin and its like as links into /usr, as the host has them: the layer lies above the host's files."""
-    for name in LINKED_FOLDERS:
-        (root / "usr" / name).mkdir(parents=True)
-        (root / name).symlink_to(f"usr/{name}")
-    for package in packages:
-        (archive,) = archives.glob(f"{package}_*.deb")
-        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as reading:
-            unpack = ["tar", "-x", "--keep-directory-symlink", "--no-same-owner", "-C", str(root), "-f", "-"]
-            subprocess.run(unpack, stdin=reading.stdout, check=True)
 
 
 def _modules(root: Path) -> dict[str, bytes]:

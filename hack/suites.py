@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import archives
 import prepare
 import soft_rdma
 
@@ -177,6 +178,8 @@ def main() -> None:
         prepare.model()
     if "tiers" in names and os.geteuid() == 0:  # elsewhere its tests say what is missing
         subprocess.run(["bash", str(STORE_NEEDS)], check=True)
+    if "decisions" in names and not archives.lacks():
+        prepare.viewers()
     if "cluster" in names - set(lacking):
         subprocess.run(["bash", str(CLUSTER_NEEDS)], check=True)
         prepare.debian()

@@ -14,9 +14,9 @@ from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus
 from kvpool_operator.desired.objects import pool_field
 from kvpool_operator.desired.status import UNREACHABLE
+from kvpool_operator.view.figures import NOTHING, percent, size
 
 COLUMNS = ("MEMBER", "STATE", "WARM", "LOCAL", "SHARED", "COMPUTED", "SHARED IN", "ARENA", "FORMAT", "REASON")
-NOTHING = "-"
 FROM_PEERS = ("demand_in", "prewarm_in")  # what went out stands in the other side's row
 FORMAT_DIGITS = 8
 CLOSED = "closed"
@@ -63,12 +63,12 @@ def _row(member: str, status: AgentStatus) -> list[str]:
     return [
         member,
         status.state,
-        _percent(warm.loaded_blocks, warm.planned_blocks),
-        _percent(hits.local_blocks, asked),
-        _percent(hits.shared_blocks, asked),
-        _percent(hits.computed_blocks, asked),
-        _size(received),
-        f"{_size(arena.used_bytes)}/{_size(arena.limit_bytes)}",
+        percent(warm.loaded_blocks, warm.planned_blocks),
+        percent(hits.local_blocks, asked),
+        percent(hits.shared_blocks, asked),
+        percent(hits.computed_blocks, asked),
+        size(received),
+        f"{size(arena.used_bytes)}/{size(arena.limit_bytes)}",
         status.format[:FORMAT_DIGITS] or NOTHING,
         status.reason or NOTHING,
     ]
@@ -129,7 +129,7 @@ def _of_arena(status: AgentStatus) -> Iterator[str]:
         yield f"{arena.orphan_blocks} of {arena.blocks} blocks are orphans: no member holds the block before them"
     seen = arena.capacity
     if seen.double_hit_blocks - seen.hit_blocks > NOTABLE_GAIN * max(seen.asked_blocks, LEAST_ASKED):
-        one, two = _percent(seen.hit_blocks, seen.asked_blocks), _percent(seen.double_hit_blocks, seen.asked_blocks)
+        one, two = percent(seen.hit_blocks, seen.asked_blocks), percent(seen.double_hit_blocks, seen.asked_blocks)
         yield f"an arena of twice the size would have held {two} of the prompt blocks asked for, one of this size {one}"
 
 
@@ -140,7 +140,7 @@ def _of_reuse(status: AgentStatus) -> Iterator[str]:
         if reuse.asked_blocks < LEAST_ASKED or not within:
             continue
         told = [
-            f"{_percent(count, reuse.asked_blocks)} within {_size(reuse.block_bytes << power)}"
+            f"{percent(count, reuse.asked_blocks)} within {size(reuse.block_bytes << power)}"
             for power, count in enumerate(within)
             if count >= NOTABLE_GAIN * reuse.asked_blocks
             and count - (within[power - 1] if power else 0) >= NOTABLE_REUSE * reuse.asked_blocks
@@ -205,16 +205,3 @@ def _of_peers(member: str, status: AgentStatus) -> Iterator[str]:
 
 def _silent(member: str) -> list[str]:
     return [member, *[NOTHING] * (len(COLUMNS) - 2), UNREACHABLE]
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f}%" if whole else NOTHING
-
-
-def _size(count: int) -> str:
-    amount, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

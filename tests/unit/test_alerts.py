@@ -7,14 +7,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from agent_status import agent
-from prometheus_client import CollectorRegistry
-
-from kvpool_agent.observe.metrics import registry
-from kvpool_contract.status import Disk, Tls
-from kvpool_operator.controller.metrics import REGISTRY
-from kvpool_operator.webhook.metrics import Metrics
-from kvpool_operator.webhook.signer import OUTCOMES
+from exported import exported
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALERTS: list[dict[str, Any]] = [
@@ -23,27 +16,6 @@ ALERTS: list[dict[str, Any]] = [
     for alert in group["rules"]
 ]
 RUNBOOK = (REPOSITORY / "docs" / "operations.md").read_text().partition("\n## Alerts\n")[2].partition("\n## ")[0]
-# gauges of the webhook that its server adds
-OF_THE_SERVER = re.findall(
-    r'metrics\.watch\(\s*"(\w+)"', (REPOSITORY / "operator" / "kvpool_operator" / "webhook" / "server.py").read_text()
-)
-
-
-def exported() -> dict[str, set[tuple[str, str]]]:
-    """Samples by name, with the labels and the values that each label has."""
-    found: dict[str, set[tuple[str, str]]] = {f"kvpool_webhook_{name}": set() for name in OF_THE_SERVER}
-    disk = Disk(state="failed", reason="disk_slow")
-    registries: list[CollectorRegistry] = [
-        registry(lambda: agent(disk=disk, misses={"deadline": 1}, tls=Tls("Managed", "ok"))),
-        REGISTRY,
-        Metrics(OUTCOMES).registry,
-    ]
-    for one in registries:
-        for family in one.collect():
-            found.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
-            for sample in family.samples:
-                found.setdefault(sample.name, set()).update(sample.labels.items())
-    return found
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])

@@ -11,6 +11,7 @@ from urllib3.exceptions import ReadTimeoutError
 
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
+from kvpool_operator.controller.board import Board
 from kvpool_operator.controller.cluster import Cluster, Document, Key
 from kvpool_operator.controller.main import liveness_url
 from kvpool_operator.controller.reconcile import Reconciler
@@ -115,6 +116,22 @@ def test_of_pods_that_are_gone_nothing_is_kept_and_all_of_one_that_another_pool_
         return found
 
     assert asyncio.run(run()) == [[], ["b"], [], ["mv", "x", "a"]]
+
+
+def test_a_pass_leaves_what_it_saw_for_the_page_and_nothing_of_a_pool_that_is_gone() -> None:
+    async def run() -> Board:
+        cluster, board = Moves(None), Board()
+        reconciler = Reconciler(cast(Cluster, cluster), Agents(), board=board)
+        for names in (["x"], None):
+            cluster.names = {("a", "new"): ["n"], KEY: names}
+            for key in cluster.names:
+                await reconciler.once(key)
+            if names:
+                assert [m.name for m in board.pools[KEY].members] == names
+                assert board.pools[KEY].status == cluster.statuses[-1]
+        return board
+
+    assert list(asyncio.run(run()).pools) == [("a", "new")]
 
 
 def test_the_controller_answers_at_addresses_of_both_families() -> None:

@@ -13,14 +13,16 @@ import time
 from typing import Any
 
 import kopf
+from aiohttp import web
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from kvpool_contract.names import API_GROUP, POOL_LABEL
 from kvpool_operator.certificates.plan import Settings
 from kvpool_operator.controller import certificates as webhook_certificates
-from kvpool_operator.controller import identity, metrics
+from kvpool_operator.controller import identity, metrics, page
 from kvpool_operator.controller.agents import Agents
+from kvpool_operator.controller.board import Board
 from kvpool_operator.controller.cluster import NOT_FOUND, PLURAL, VERSION, Cluster, Key
 from kvpool_operator.controller.known import Known
 from kvpool_operator.controller.loops import Loops
@@ -40,11 +42,14 @@ def handlers(
     webhook: Settings | None = None,
     members: identity.IdentitySettings | None = None,
     agent_image: str = "",
+    page_port: int = 0,
 ) -> kopf.OperatorRegistry:
-    """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod."""
+    """What kopf calls: start and end, and a wake-up for each change of a pool or of a pool's pod. page_port: 0 for no
+    page."""
     registry = kopf.OperatorRegistry()
     running: list[Loops] = []
     keeping: list[asyncio.Task[None]] = []
+    pages: list[web.AppRunner] = []
 
     @kopf.on.login(registry=registry)
     def login(**given: Any) -> kopf.ConnectionInfo | None:
@@ -58,7 +63,10 @@ def handlers(
                 cluster.api_client, members, lambda: cluster.pool_keys(k8s_namespaces), lambda: loops.wake_all()
             )
         agents = Agents(known)
-        reconciler = Reconciler(cluster, agents, agent_image, known)
+        board = Board()
+        reconciler = Reconciler(cluster, agents, agent_image, known, board)
+        if page_port:
+            pages.append(await page.serve(board, page_port))
 
         async def keys() -> list[Key]:
             return await asyncio.to_thread(cluster.pool_keys, k8s_namespaces)
@@ -73,6 +81,8 @@ def handlers(
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
+        for runner in pages:
+            await runner.cleanup()
         for task in keeping:
             task.cancel()
         for loops in running:
@@ -142,6 +152,9 @@ def main() -> None:
     )
     parser.add_argument("--metrics-port", type=int, default=8081, help="port of /metrics; 0 for none")
     parser.add_argument(
+        "--page-port", type=int, default=8082, help="port of the pools' page at 127.0.0.1 (default 8082); 0 for none"
+    )
+    parser.add_argument(
         "--update-agents",
         default="",
         metavar="IMAGE",
@@ -166,6 +179,7 @@ def main() -> None:
                 webhook_certificates.chosen(options),
                 identity.chosen(options),
                 options.update_agents,
+                options.page_port,
             ),
             settings=settings(),
             standalone=True,

@@ -12,6 +12,7 @@ from urllib3.exceptions import HTTPError
 from kvpool_contract.names import CONFIG_FILE, pool_object_name
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
+from kvpool_operator.controller.board import Board
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
 from kvpool_operator.controller.identity import Identity
 from kvpool_operator.controller.keys import see_to_keys
@@ -41,12 +42,18 @@ class Reconciler:
     """`once` may run for several pools at a time, for one pool never twice at once."""
 
     def __init__(
-        self, cluster: Cluster, agents: Agents, agent_image: str = "", identity: Identity | None = None
+        self,
+        cluster: Cluster,
+        agents: Agents,
+        agent_image: str = "",
+        identity: Identity | None = None,
+        board: Board | None = None,
     ) -> None:
         """agent_image: that of pools that name none; empty where agents may not be updated in place. identity: None
-        where nobody keeps certificates."""
+        where nobody keeps certificates. board: where each pass leaves what it saw."""
         self._cluster, self._agents, self._updates = cluster, agents, Updates(cluster, agent_image)
         self._identity = identity
+        self._board = board if board is not None else Board()
         self._told: dict[Key, set[str]] = {}  # Events of pods that stand as they are
         self._pods: dict[Key, set[str]] = {}  # uids
         self._links = Links()
@@ -63,6 +70,7 @@ class Reconciler:
         metadata, before = pool["metadata"], pool.get("status")
         now = rfc3339()
         after = pool_status(key[1], metadata["generation"], observed, before, now)
+        self._board.saw(key, after, observed.members)
         # Events come first: a controller that is killed between the two tells them again under the same names.
         of_pods = member_events(*key, observed.members)
         told = self._told.get(key, set())
@@ -164,6 +172,7 @@ class Reconciler:
         self._told.pop(key, None)
         self._seen(key, set())
         self._links.forget(key)
+        self._board.forget(key)
 
     def _seen(self, key: Key, uids: set[str]) -> None:
         """What is known of this pool's former pods is dropped, but not of one that is another pool's by now."""

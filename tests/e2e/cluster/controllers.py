@@ -86,7 +86,7 @@ class Controller:
         self.kube, self.folder, self._everywhere, self._arguments = kube, folder, everywhere, arguments
         self._behind_a_door = behind_a_door
         self._process: subprocess.Popen[bytes] | None = None
-        self.metrics_port, self.liveness_port = _free_port(), _free_port()
+        self.metrics_port, self.liveness_port, self.page_port = (_free_port() for _ in range(3))
         self._kubeconfig = folder / "controller.kubeconfig"
         self._make_account()
 
@@ -129,6 +129,7 @@ class Controller:
         command = [
             sys.executable, "-m", "kvpool_operator.controller", "--poll-seconds", str(POLL_SECONDS), "--liveness",
             f"http://{LOOPBACK}:{self.liveness_port}/healthz", "--metrics-port", str(self.metrics_port),
+            "--page-port", str(self.page_port),
         ]  # fmt: skip
         command += [] if self._everywhere else ["--namespace", self.kube.namespace]
         command += self._arguments
@@ -167,6 +168,10 @@ class Controller:
         with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=2) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} ")), 0.0)
+
+    def page(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.page_port}/{path}", timeout=2) as answer:
+            return str(answer.read().decode())
 
     def writes(self) -> float:
         """Calls that write, of all kinds: the API server itself makes nothing of one that changes nothing."""

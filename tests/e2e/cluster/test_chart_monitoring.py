@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from cluster.chart import of_kind, rendered
+from cluster.chart import CHART, of_kind, rendered
 from cluster.kube import Kube, wait_for
 from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.inject.containers import agent_container
@@ -90,6 +90,13 @@ def test_monitors_and_alerts_are_taken_by_the_api_server(kube: Kube) -> None:
         assert agents["spec"]["podMetricsEndpoints"][0]["port"] in ports_of_the_agent()
     finally:
         kube.kubectl("delete", "-f", "-", "--wait=false", stdin=text)
+
+
+def test_the_dashboard_is_a_config_map_that_grafana_finds(kube: Kube) -> None:
+    assert of_kind(rendered(kube), "ConfigMap", "-dashboard") == []
+    (made,) = of_kind(rendered(kube, "--set=dashboard.enabled=true", "--set=dashboard.labels.team=a"), "ConfigMap")
+    assert (made["metadata"]["labels"]["grafana_dashboard"], made["metadata"]["labels"]["team"]) == ("1", "a")
+    assert json.loads(made["data"]["kvpool.json"]) == json.loads((CHART / "dashboard.json").read_text())
 
 
 def ports_of_the_agent() -> list[str]:

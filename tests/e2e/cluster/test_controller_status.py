@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from html_tables import Elements
 from standin_engine import StandInEngine, prompt
 
 from cluster.controllers import Controller
@@ -53,6 +54,9 @@ def test_the_status_follows_the_agents(
     status = pools.wait_status(phase="Ready", ready="2/2", warm="1/2")
     assert [entry["members"] for entry in status["formats"]] == [2]
     assert pools.kubectl("get", "kvp", NAME, "--no-headers").stdout.split()[:5] == [NAME, "Ready", "2/2", "1/2", "50"]
+
+    _, shown, *_ = Elements(controller.page(f"{pools.namespace}/{NAME}")).tables
+    assert [row[:2] for row in shown[1:]] == [[first.name, "Ready(degraded)"], [second.name, "Ready(warm)"]]
 
     # nothing happens: nothing is written, though agents are asked and their counters and clocks go on
     before, written = pools.pool()["metadata"]["resourceVersion"], controller.writes()
