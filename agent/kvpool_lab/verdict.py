@@ -62,6 +62,38 @@ def judge(kind: str, routed: Sequence[Routed], costs: Costs, seconds: float) -> 
     return Verdict(kind, LOCAL, narrow or _no_gain(shared), 0.0)
 
 
+def judge_measured(near: float, far: float, left: float, waiting: float, saved: float, why: str) -> Verdict:
+    """Of a pool that runs. near, far: parts of its prompt blocks that were found at the replica and loaded from
+    others; left: that others held and that were computed all the same, mostly for the reason `why`. waiting: seconds
+    until first tokens that sharing has spared lately, of `saved` that computing what was loaded would have taken."""
+    part = waiting / saved if saved > 0 else 0.0
+    if far + left < NOTABLE:
+        return Verdict(
+            "",
+            LOCAL,
+            f"replicas have {_percent(near)} of the prompt blocks themselves, and others add {_percent(far)}",
+            0.0,
+        )
+    if far >= NOTABLE and waiting > 0:
+        return Verdict(
+            "",
+            SHARE,
+            f"{_percent(far)} of the prompt blocks were loaded from other replicas, which has spared requests "
+            f"{waiting:.1f} s of the {saved:.1f} s that computing these would have taken lately",
+            part,
+        )
+    lost = f"loading has cost requests {-waiting:.1f} s more than it spared lately" if far >= NOTABLE else ""
+    skipped = f"{_percent(left)} of the prompt blocks lie there and were computed ({why})" if left else ""
+    return Verdict(
+        "",
+        ROUTE,
+        f"others hold {_percent(far + left)} of the prompt blocks, and {'; '.join(filter(None, (lost, skipped)))}. "
+        "Requests that are routed by prefix find them where they lie, without moving a byte; a trace says whether that "
+        "leaves a replica overloaded",
+        0.0,
+    )
+
+
 def _saved(base: Tally, other: Tally) -> float:
     return (base.spent_seconds - other.spent_seconds) / base.spent_seconds if base.spent_seconds else 0.0
 

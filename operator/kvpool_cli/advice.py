@@ -18,23 +18,32 @@ def pool(planned: Planned, name: str, k8s_namespace: str) -> dict[str, Any] | No
         return None
     warmed = planned.hot_set
     hot = 0 if warmed is None else (warmed.blocks or 0) * planned.block_bytes
-    prewarm = {"maxBytes": _quantity(hot) if hot else 0}
-    if hot:
-        prewarm["maxBytesPerSecond"] = _quantity(max(1, round(hot / planned.wanted.join_seconds)))
-    memory = {"size": _quantity(planned.arena_blocks * planned.block_bytes), "eviction": planned.policy}
+    memory = {"size": quantity(planned.arena_blocks * planned.block_bytes), "eviction": planned.policy}
+    return document(name, k8s_namespace, memory, hot, planned.wanted.join_seconds)
+
+
+def document(
+    name: str, k8s_namespace: str, memory: dict[str, str], hot_bytes: int | None, join_seconds: float
+) -> dict[str, Any]:
+    """memory: of `tiers.memory`, what is to be said of it. hot_bytes: 0 for no warm-up, None where nothing is known."""
+    spec: dict[str, Any] = {"tiers": {"memory": memory}} if memory else {}
+    if hot_bytes is not None:
+        spec["prewarm"] = {"maxBytes": quantity(hot_bytes) if hot_bytes else 0}
+    if hot_bytes:
+        spec["prewarm"]["maxBytesPerSecond"] = quantity(max(1, round(hot_bytes / join_seconds)))
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name, "namespace": k8s_namespace},
-        "spec": {"tiers": {"memory": memory}, "prewarm": prewarm},
+        "spec": spec,
     }
 
 
-def as_yaml(document: dict[str, Any]) -> str:
-    return yaml.safe_dump(document, sort_keys=False)
+def as_yaml(made: dict[str, Any]) -> str:
+    return yaml.safe_dump(made, sort_keys=False)
 
 
-def _quantity(count: int) -> str:
+def quantity(count: int) -> str:
     """Rounded up to Mi, from 10 Gi on to Gi: nobody wants to read bytes."""
     unit = GIB if count >= 10 * GIB else MIB
     return format_quantity(-(-count // unit) * unit)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
+from kvpool_cli.break_even import Prices
 from kvpool_contract.config import DEFAULT_EVICTION, GDSF, LRU, S3FIFO
 from kvpool_lab.costs import Costs
 from kvpool_lab.fleet import Hardware
@@ -38,7 +39,7 @@ class PlanError(ValueError):
 class Wanted:
     """`capacities`: quantities of bytes (8Gi), or percent of the trace's distinct blocks (5%), of all replicas
     together; `engine_cache`, `arena`: of each replica, arena empty: what the effective capacity asks for. `routings`:
-    the one in use first. `costs`: None where they are not known."""
+    the one in use first. `prices`: None where what computing and loading cost is not known."""
 
     trace: Path
     policies: Sequence[str] = POLICIES
@@ -50,10 +51,16 @@ class Wanted:
     routings: Sequence[str] = ()
     engine_cache: str = "0"
     arena: str = ""
-    costs: Costs | None = None
+    prices: Prices | None = None
     newcomers: int = 1
     join_seconds: float = 60.0
     follow: int = FOLLOWED_BLOCKS
+
+    @property
+    def costs(self) -> Costs | None:
+        """By the way in use."""
+        known = self.prices
+        return None if known is None else Costs(known.curve, known.ways[0], known.bytes_per_token)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,32 @@
 """The options of `kvpool plan`, turned into what kvpool_cli.plan takes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from kvpool_cli import plan, plan_report
+from kvpool_cli import break_even, observed, observed_report, plan, plan_report
+from kvpool_cli.break_even import Prices
+from kvpool_cli.engine_costs import EngineError, curve, measure, over_http
 from kvpool_cli.errors import InputError
+from kvpool_cli.observed import MetricsError
 from kvpool_cli.plan import PlanError
-from kvpool_lab.costs import Costs, PrefillCurve, steady
 from kvpool_lab.costs import Path as Way
+from kvpool_lab.costs import PrefillCurve, steady
 from kvpool_lab.routing import ROUTINGS
 from kvpool_lab.sample import FOLLOWED_BLOCKS
 from kvpool_operator.desired.quantity import QuantityError, parse_quantity
 
 
 @click.command("plan")
-@click.option("--trace", required=True, type=click.Path(path_type=Path), help="Recorded requests (see above).")
+@click.option("--trace", type=click.Path(path_type=Path), help="Recorded requests (see above).")
+@click.option(
+    "--from-metrics",
+    "metrics",
+    default="",
+    help="Instead: URL of a Prometheus that scrapes the agents of a pool that runs, the one of --pool and --namespace.",
+)
+@click.option("--window", default="6h", show_default=True, help="With --from-metrics: up to now.")
 @click.option(
     "--policy",
     "policies",
@@ -57,10 +68,17 @@ from kvpool_operator.desired.quantity import QuantityError, parse_quantity
     "--prefill", "points", multiple=True, help="TOKENS=SECONDS for a prompt of that length, instead. Repeatable."
 )
 @click.option(
-    "--path",
-    "way",
+    "--engine",
     default="",
-    help="Between replicas: NAME=BYTES, a second, and after a comma seconds before the first byte: tcp=1250M,0.002.",
+    help="Measure what computing takes, instead: http://HOST:PORT of an engine, which is asked to compute prompts.",
+)
+@click.option("--longest", default=8192, show_default=True, type=click.IntRange(128), help="Tokens, with --engine.")
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    help="Between replicas: NAME=BYTES, a second, and after a comma seconds before the first byte: tcp=1250M,0.002. "
+    "Repeatable: the first one is in use.",
 )
 @click.option("--newcomers", default=1, show_default=True, type=click.IntRange(1), help="Replicas that join at a time.")
 @click.option("--join-seconds", default=60.0, show_default=True, type=click.FloatRange(0.1), help="For their warm-up.")
@@ -75,7 +93,9 @@ from kvpool_operator.desired.quantity import QuantityError, parse_quantity
 @click.option("-n", "--namespace", default="default", show_default=True, help="Its Kubernetes namespace.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def plan_command(
-    trace: Path,
+    trace: Path | None,
+    metrics: str,
+    window: str,
     policies: tuple[str, ...],
     capacities: tuple[str, ...],
     bytes_per_token: int,
@@ -87,7 +107,9 @@ def plan_command(
     arena: str,
     prefill_rate: float,
     points: tuple[str, ...],
-    way: str,
+    engine: str,
+    longest: int,
+    paths: tuple[str, ...],
     newcomers: int,
     join_seconds: float,
     follow: int,
@@ -96,14 +118,26 @@ def plan_command(
     output: str,
 ) -> None:
     """Say what sharing would do for recorded traffic: hits by capacity and policy, bytes a second between replicas
-    under each routing, what a replica that joins needs, whether to share at all, and the pool to apply.
+    under each routing, what a replica that joins needs, whether to share at all, and the pool to apply. Or, with
+    --engine and no trace, what computing and loading cost by the length of a prefix; with --from-metrics, what a pool
+    that runs has measured.
 
     The trace is a file of Mooncake's format, a request a line with `timestamp` (ms), `input_length`, `hash_ids` and
     where you have them `session` and `class`; or of WEKA's Claude Code sessions, RAGPulse or Azure's of 2023; plain,
     .gz or .xz. It goes through the code by which agents evict.
     """
     try:
-        costs = _costs(prefill_rate, points, way, bytes_per_token)
+        if metrics:
+            _refuse_together("--from-metrics", {"--trace": trace})
+            seen = observed.read(metrics, namespace, pool_name, window)
+            judged = observed_report.judge(seen, pool_name, namespace, bytes_per_token, newcomers, join_seconds)
+            shown = observed_report.as_json if output == "json" else observed_report.as_text
+            click.echo(shown(judged, window), nl=False)
+            return
+        prices = _prices(prefill_rate, points, engine, longest, paths, bytes_per_token, replays=trace is not None)
+        if trace is None:
+            _say_costs(prices, output)
+            return
         wanted = plan.Wanted(
             trace,
             policies or plan.POLICIES,
@@ -115,29 +149,60 @@ def plan_command(
             routings or ROUTINGS,
             engine_cache,
             arena,
-            costs,
+            prices,
             newcomers,
             join_seconds,
             follow,
         )
         planned = plan.plan(wanted)
-    except PlanError as error:
+    except (PlanError, EngineError, MetricsError) as error:
         raise InputError(str(error)) from None
     said = plan_report.as_json if output == "json" else plan_report.as_text
     click.echo(said(planned, pool_name, namespace), nl=False)
 
 
-def _costs(rate: float, points: tuple[str, ...], way: str, bytes_per_token: int) -> Costs | None:
-    """None where neither computing nor loading is known; raises PlanError where one of the two is."""
-    if not (rate or points or way):
+def _refuse_together(one: str, others: Mapping[str, object]) -> None:
+    """Raises PlanError where one of the others is given as well."""
+    given = [option for option, value in others.items() if value]
+    if given:
+        raise PlanError(f"{one} and {given[0]} are two ways to know the traffic; give one of them")
+
+
+def _say_costs(prices: Prices | None, output: str) -> None:
+    """Raises PlanError."""
+    if prices is None:
+        raise PlanError("name recorded requests with --trace, or say what computing costs, such as by --engine")
+    told = break_even.as_json if output == "json" else break_even.as_text
+    click.echo(told(prices), nl=False)
+
+
+def _prices(
+    rate: float,
+    points: tuple[str, ...],
+    engine: str,
+    longest: int,
+    paths: tuple[str, ...],
+    bytes_per_token: int,
+    *,
+    replays: bool,
+) -> Prices | None:
+    """None where neither computing nor loading is known. replays: for a verdict, which needs both. Raises PlanError
+    where what is given does not fit together, and EngineError."""
+    ways = [_way(path) for path in paths]
+    sources = {"--prefill-rate": rate, "--prefill": points, "--engine": engine}
+    given = [option for option, value in sources.items() if value]
+    if len(given) > 1:
+        raise PlanError(f"{' and '.join(given)} say the same; give one of them")
+    if ways and not given:
+        raise PlanError("--path is what loading takes; say what computing takes: --prefill-rate, --prefill, --engine")
+    if not given:
         return None
-    if rate and points:
-        raise PlanError("--prefill-rate and --prefill say the same; give one of the two")
-    if not (rate or points):
-        raise PlanError("--path says what loading takes; say what computing takes with --prefill-rate or --prefill")
-    if not way:
+    if replays and not ways:
         raise PlanError("computing is known, loading is not; add --path, such as --path tcp=1250M,0.002")
-    return Costs(steady(rate) if rate else PrefillCurve(_points(points)), _way(way), bytes_per_token)
+    if not engine:
+        return Prices(steady(rate) if rate else PrefillCurve(_points(points)), ways, bytes_per_token)
+    measured = measure(over_http(engine), longest)
+    return Prices(curve(measured), ways, bytes_per_token, measured)
 
 
 def _points(points: tuple[str, ...]) -> list[tuple[float, float]]:

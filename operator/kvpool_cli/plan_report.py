@@ -1,25 +1,17 @@
 """A plan for people, and for programs."""
 
-import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from kvpool_cli import advice
+from kvpool_cli import advice, break_even
 from kvpool_cli.plan import Planned
-from kvpool_lab.costs import Costs, break_even_bandwidth, break_even_tokens
+from kvpool_cli.tables import GB, table
 from kvpool_lab.fleet import Fleet, Flows, Tally
 from kvpool_lab.newcomers import POPULARITY, RECENCY
 from kvpool_lab.planner import ENOUGH, Routed
 from kvpool_lab.sample import Sum
 from kvpool_operator.desired.quantity import format_quantity
-
-WIDTH = 120
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-GB = 1e9
 
 
 def document(planned: Planned, pool_name: str, k8s_namespace: str) -> dict[str, Any]:
@@ -56,7 +48,8 @@ def document(planned: Planned, pool_name: str, k8s_namespace: str) -> dict[str, 
         "arenaBytes": planned.arena_blocks * planned.block_bytes,
         "routings": [_routing(planned, each) for each in planned.routed],
         "newcomers": _newcomers(planned),
-        "breakEven": break_even(wanted.costs) if wanted.costs else None,
+        "breakEven": break_even.rows(wanted.prices) if wanted.prices else None,
+        "paths": break_even.by_way(wanted.prices) if wanted.prices else [],
         "verdicts": [
             {"class": each.kind, "verdict": each.word, "saved": round(each.saved, 4), "reason": each.reason}
             for each in planned.verdicts
@@ -139,28 +132,6 @@ def _newcomers(planned: Planned) -> dict[str, Any]:
     }
 
 
-def break_even(costs: Costs) -> list[dict[str, Any]]:
-    """By prefix length, up to where the costs are known."""
-    known = max(tokens for tokens, _ in costs.curve.points)
-    return [
-        {
-            "prefix_tokens": tokens,
-            "kv_bytes": tokens * costs.bytes_per_token,
-            "cold_prefill_ms": round(1000 * costs.curve.seconds(tokens), 2),
-            "load_ms": round(1000 * costs.path.seconds(tokens * costs.bytes_per_token), 2),
-            "break_even_bytes_per_second": _whole(
-                break_even_bandwidth(costs.curve, costs.path.latency, costs.bytes_per_token, tokens)
-            ),
-        }
-        for tokens in LENGTHS
-        if tokens <= known
-    ]
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else round(number)
-
-
 def as_text(planned: Planned, pool_name: str, k8s_namespace: str) -> str:
     found, held = planned.curve, planned.held
     lines = [
@@ -177,8 +148,8 @@ def as_text(planned: Planned, pool_name: str, k8s_namespace: str) -> str:
     ]
     if planned.routed:
         lines += ["", *_effective(planned), "", *_routings(planned), "", *_scale_out(planned)]
-    if planned.wanted.costs is not None:
-        lines += ["", *break_even_lines(planned.wanted.costs)]
+    if planned.wanted.prices is not None:
+        lines += ["", *break_even.as_lines(planned.wanted.prices)]
     for verdict in planned.verdicts:
         lines += ["", f"{verdict.kind or 'all requests'}: {verdict.word}. {_sentence(verdict.reason)}"]
     pool = advice.pool(planned, pool_name, k8s_namespace)
@@ -275,37 +246,3 @@ def _scale_out(planned: Planned) -> list[str]:
             f"{wanted.join_seconds:g} s ask for {rate / GB:.3f} GB/s."
         )
     return lines
-
-
-def break_even_lines(costs: Costs) -> list[str]:
-    rows = []
-    for row in break_even(costs):
-        needed = row["break_even_bytes_per_second"]
-        rows.append(
-            (
-                str(row["prefix_tokens"]),
-                f"{row['kv_bytes'] / GB:.3f} GB",
-                f"{row['cold_prefill_ms']:.1f}",
-                f"{row['load_ms']:.1f}",
-                "-" if needed is None else f"{needed / GB:.2f} GB/s",
-            )
-        )
-    shortest, path = break_even_tokens(costs.curve, costs.path, costs.bytes_per_token), costs.path
-    said = f"from {shortest} tokens on" if shortest else "at no length"
-    return [
-        *table(("PREFIX", "KV", "PREFILL MS", "LOAD MS", "BREAK-EVEN"), rows),
-        "",
-        f"Over {path.name} ({path.bytes_per_second / GB:.2f} GB/s) loading is sooner than computing {said}.",
-    ]
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
-    made = Table(box=None, pad_edge=False, header_style="")
-    for place, title in enumerate(titles):
-        made.add_column(title, no_wrap=True, justify="right" if place else "left")
-    for row in rows:
-        made.add_row(*row)
-    text = io.StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(made)
-    return [line.rstrip() for line in text.getvalue().splitlines()]

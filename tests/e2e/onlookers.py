@@ -47,17 +47,17 @@ class Prometheus:
     """A server that scrapes."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
 
     def ask(self, query: str) -> list[dict[str, Any]]:
         """The samples of a query now. What is no query is an HTTPError."""
-        answer = json.loads(get(f"{self._url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"))
+        answer = json.loads(get(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"))
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
     def rules(self) -> dict[str, str]:
         """Alerts by name: ok, err, or unknown while they were not evaluated."""
-        groups = json.loads(get(f"{self._url}/api/v1/rules"))["data"]["groups"]
+        groups = json.loads(get(f"{self.url}/api/v1/rules"))["data"]["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
     def until(self, what: str, holds: Callable[["Prometheus"], object], seconds: float = 60.0) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from kvpool_cli import plan_command
+from kvpool_cli.engine_costs import Point, curve, measure
 from kvpool_cli.main import main
 from kvpool_operator.desired.pool import read_pool
 
@@ -99,6 +102,75 @@ def test_the_text_has_the_same_and_the_pool_can_be_applied(documents: Path, tmp_
     assert checked.stdout.startswith("pool planned in namespace default: the spec is accepted")
 
 
+class FakeEngine:
+    """Answers a completion after so many seconds of a clock that it moves: 1 ms a token where it has not seen the
+    prompt, 2 ms where it has. Prompts of more than `longest` tokens are refused."""
+
+    def __init__(self, longest: int = 600) -> None:
+        self.longest, self.asked = longest, list[tuple[int, str]]()
+
+    def __call__(self, tokens: int, salt: str) -> float | None:
+        if tokens > self.longest:
+            return None
+        seconds = 0.002 if (tokens, salt) in self.asked else 0.001 * tokens
+        self.asked.append((tokens, salt))
+        return seconds
+
+
+def test_an_engine_is_asked_for_new_prompts_of_doubling_length_each_twice_as_far_as_it_takes_them() -> None:
+    engine = FakeEngine()
+    assert measure(engine, 10_000) == [Point(n, n / 1000, 0.002) for n in (128, 256, 512)]
+    assert [tokens for tokens, _ in engine.asked] == [128] + [n for n in (128, 256, 512) for _ in range(6)]
+    assert [salt == again for (_, salt), (_, again) in zip(engine.asked[1::2], engine.asked[2::2], strict=True)] == [
+        True
+    ] * 9
+    assert len({salt for _, salt in engine.asked}) == 10
+    assert [point.tokens for point in measure(FakeEngine(), 300)] == [128, 256]
+
+
+def test_a_longer_prompt_costs_no_less_than_a_shorter_one_however_it_was_measured() -> None:
+    found = curve([Point(128, 0.2, 0.1), Point(256, 0.1, 0.1), Point(512, 0.4, 0.1)])
+    assert [found.seconds(tokens) for tokens in (128, 256, 512)] == pytest.approx([0.2, 0.2, 0.4])
+
+
+def test_costs_measured_at_an_engine_are_told_by_length_with_the_break_even_of_each_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(plan_command, "over_http", lambda url: asked.append(url) or FakeEngine())
+    paths = ("--path", "tcp=1M,0.05", "--path", "slow=0.5M", "--bytes-per-token", "600")
+    done = run("--engine", "http://engine:8000", *paths, "-o", "json")
+    assert (done.exit_code, asked) == (0, ["http://engine:8000"]), done.output
+    told = json.loads(done.stdout)
+    assert told["breakEven"][1] == {
+        "prefix_tokens": 256, "kv_bytes": 153600, "cold_prefill_ms": 256.0, "local_hit_ttft_ms": 2.0, "load_ms": 203.6,
+        "break_even_bytes_per_second": round(153600 / 0.206),
+    }  # fmt: skip
+    assert [(each["path"], each["break_even_tokens"]) for each in told["paths"]] == [("tcp", 126), ("slow", None)]
+    text = run("--engine", "http://engine:8000", *paths).stdout
+    assert text.splitlines()[0].split() == [
+        "PREFIX", "KV", "PREFILL", "MS", "LOCAL", "HIT", "MS", "LOAD", "MS", "BREAK-EVEN",
+    ]  # fmt: skip
+    assert "Over tcp (0.00 GB/s) loading is sooner than computing from 126 tokens on.\nOver slow" in text
+
+
+def test_a_plan_takes_what_was_measured_at_an_engine(documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_command, "over_http", lambda _url: FakeEngine())
+    fast = ("--engine", "http://e:1", "--bytes-per-token", "1000", "--path", "tcp=100M,0.001")
+    told = plan(documents, "--routing", "round-robin", *fast, "--arena", "32M")
+    assert {each["class"]: each["verdict"] for each in told["verdicts"]} == {"new": "local is enough", "rag": "share"}
+    assert told["breakEven"][0]["local_hit_ttft_ms"] == 2.0
+
+
+def test_an_engine_that_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    refused = run("--engine", f"http://127.0.0.1:{port}")
+    assert refused.exit_code == 2 and f"--engine http://127.0.0.1:{port}: it does not answer" in refused.stderr
+    assert "give the engine's address as http://HOST:PORT" in run("--engine", "engine:8000").stderr
+    assert "name recorded requests with --trace, or say what computing costs" in run().stderr
+
+
 def test_without_costs_there_is_no_verdict(documents: Path) -> None:
     done = run("--trace", documents, "--block-tokens", "16", "--routing", "round-robin")
     assert "For a verdict say what computing and loading cost" in done.stdout and "share." not in done.stdout
@@ -107,9 +179,13 @@ def test_without_costs_there_is_no_verdict(documents: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--path", "tcp=1G"), "say what computing takes with --prefill-rate or --prefill"),
+        (("--path", "tcp=1G"), "say what computing takes: --prefill-rate, --prefill, --engine"),
         (("--prefill-rate", "9"), "computing is known, loading is not; add --path"),
         (("--prefill-rate", "9", "--prefill", "1=1", "--path", "t=1"), "--prefill-rate and --prefill say the same"),
+        (
+            ("--prefill-rate", "9", "--engine", "http://e:1"),
+            "--prefill-rate and --engine say the same; give one of them",
+        ),
         (("--prefill", "x=1", "--path", "t=1"), "--prefill x=1: write TOKENS=SECONDS, such as 4096=0.14"),
         (("--prefill", "5=1", "--prefill", "5=2", "--path", "t=1"), "no length comes twice"),
         (("--prefill-rate", "9", "--path", "tcp=fast"), "'fast' is no quantity"),

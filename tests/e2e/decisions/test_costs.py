@@ -1,8 +1,13 @@
 """What loading and computing cost is measured by each request, and told in status and metrics."""
 
+import json
+
 import pytest
 from agent_pool import AgentPool
+from click.testing import CliRunner
 from standin_engine import BLOCK_TOKENS, Served, prompt
+
+from kvpool_cli.main import main
 
 TOKEN_SECONDS = 0.0005
 
@@ -41,3 +46,17 @@ def test_an_engine_that_tells_no_times_is_not_measured(pool: AgentPool, told: bo
     a = pool.node("a").start().attach(token_seconds=TOKEN_SECONDS if told else 0.0)
     a.engine.serve(prompt("p", 4))
     assert a.status().costs.recompute.count == int(told)
+
+
+def test_a_plan_measures_an_engine_by_prompts_that_it_computes_once_and_finds_once(pool: AgentPool) -> None:
+    a = pool.node("a").start().attach(probe=True)
+    a.until("probed", lambda status: status.probe.state not in ("", "pending"))
+    before = a.engine.tokens.copy()
+    engine = f"http://127.0.0.1:{a.engine.port}"
+    done = CliRunner().invoke(main, ["plan", "--engine", engine, "--longest", "600", "--path", "tcp=1G", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [row["prefix_tokens"] for row in told["breakEven"]] == [128, 256, 512]
+    assert all(min(row["cold_prefill_ms"], row["local_hit_ttft_ms"]) > 0 for row in told["breakEven"])
+    # three of each length, and one before all of them
+    assert a.engine.tokens - before == {"local_compute": 128 + 3 * (128 + 256 + 512), "host": 3 * (128 + 256 + 512)}

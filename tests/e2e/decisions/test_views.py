@@ -13,21 +13,24 @@ from typing import Any
 
 import pytest
 from agent_pool import AgentPool, Node
+from click.testing import CliRunner
 from html_tables import Elements
 from onlookers import Prometheus, page_in_browser, prometheus
 from prometheus_client import start_http_server
 from replica import REPOSITORY, free_port
 from standin_engine import Served, prompt
 
+from kvpool_cli.main import main
 from kvpool_operator.controller import metrics, page
 from kvpool_operator.controller.board import Board
+from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.desired.status import Member, Observed, pool_status
 from kvpool_operator.webhook.metrics import Metrics
 from kvpool_operator.webhook.signer import OUTCOMES
 
 CHART = REPOSITORY / "helm" / "kvpool"
 DASHBOARD: dict[str, Any] = json.loads((CHART / "dashboard.json").read_text())
-BLOCKS, TOKEN_SECONDS = 16, 0.0005
+BLOCKS, TOKEN_SECONDS = 16, 0.005  # a third of a second for a prompt
 NAMES = ("p", "q", "r")
 
 
@@ -93,7 +96,9 @@ def test_every_query_of_the_dashboard_returns_data_of_a_pool_that_serves(lively:
         empty: list[tuple[str, str]] = []
 
         def all_show(_: Prometheus) -> bool:
-            lively.a.engine.serve(prompt(next(fresh), BLOCKS))  # rates are of what goes on
+            tokens = prompt(next(fresh), BLOCKS)  # rates are of what goes on
+            lively.a.engine.serve(tokens)
+            lively.b.until_knows(tokens).engine.serve(tokens)
             metrics.PASSES.labels("ok").inc()
             metrics.ANSWERS.labels("answered").inc()
             webhook.reviews.labels("injected").inc()
@@ -106,6 +111,14 @@ def test_every_query_of_the_dashboard_returns_data_of_a_pool_that_serves(lively:
             assert not empty
         offered = {(s["metric"]["namespace"], s["metric"]["pool"]) for s in server.ask("kvpool_state")}
         assert offered == {("team-a", "chat")}
+        options = ["--from-metrics", server.url, "--pool", "chat", "-n", "team-a", "--window", "1h", "-o", "json"]
+        done = CliRunner().invoke(main, ["plan", *options])
+        assert done.exit_code == 0, done.output
+        planned = json.loads(done.stdout)
+        assert (planned["members"], [each["verdict"] for each in planned["verdicts"]]) == (3, ["share"])
+        assert min(planned["farHitRate"], planned["readBytesPerSecond"]["mean"], planned["promptBlocks"]) > 0
+        assert planned["newcomers"]["hotSetBytes"] == 3 * BLOCKS * lively.a.engine.row_bytes
+        assert read_pool(planned["pool"]).metadata.name == "chat"
         server.until("every alert is evaluated", lambda server: set(server.rules().values()) == {"ok"})
         assert len(server.rules()) == 15
 

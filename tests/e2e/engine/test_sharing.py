@@ -1,13 +1,17 @@
 """Two real vLLM replicas share blocks: nothing is computed twice, and no answer changes."""
 
+import json
 import os
 import signal
 
 import pytest
+from click.testing import CliRunner
 from engine.altering_member import AlteringMember, hot_list
 from engine.measured import BLOCK, ask, by_source, moved, prompt, sees_only, settle
 from readiness_watch import watching
 from replica import Pool, Replica, wait_for
+
+from kvpool_cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -199,3 +203,20 @@ def test_what_computing_and_loading_cost_is_measured_request_by_request(pool: Po
     path = of_b["paths"][address]
     assert path["moved"] == known["moved"] + 2
     assert min(path["queue"]["p50"], path["rate"]["p50"]) > 0
+
+
+def test_a_plan_measures_a_real_engine_by_prompts_that_it_computes_once_and_finds_once(pool: Pool) -> None:
+    a = pool.replicas[0]
+    before = a.prompt_tokens()
+    done = CliRunner().invoke(main, ["plan", "--engine", a.engine_url, "--longest", "128", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["breakEven"]
+    assert row["prefix_tokens"] == 128 and min(row["cold_prefill_ms"], row["local_hit_ttft_ms"]) > 0
+
+    def counted() -> dict[str, int] | None:
+        grown = {source: count - before[source] for source, count in a.prompt_tokens().items()}
+        return grown if sum(grown.values()) >= 7 * 128 else None
+
+    # found again are all of its device's blocks of 32 tokens but the one with the last token, which is computed
+    found = wait_for("the engine's counters", counted, 20)
+    assert found == by_source(computed=(1 + 3) * 128 + 3 * 32, device=3 * 96)
