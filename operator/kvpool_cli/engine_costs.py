@@ -21,7 +21,7 @@ ASKED = 3  # prompts of each length: the median of an odd number is one of them
 SHORTEST = 128
 ANSWER_SECONDS = 600.0
 FIRST_TOKEN, TOKENS = 100, 400  # ids
-NOT_SO_LONG = (400, 413, 422)  # what an engine answers to a prompt beyond its length
+TOO_LONG = (400, 413, 422)  # HTTP statuses by which an engine refuses a prompt beyond its length
 
 # Seconds until the answer to a prompt of so many tokens, which a salt tells from all others; None: it is too long
 Ask = Callable[[int, str], float | None]
@@ -93,7 +93,7 @@ def over_http(url: str) -> Ask:
             raise EngineError(f"--engine {url}: it does not answer completions: {error}") from None
         finally:
             connection.close()
-        if answer.status in NOT_SO_LONG and tokens > SHORTEST:
+        if answer.status in TOO_LONG and tokens > SHORTEST:
             return None
         if answer.status != http.client.OK:
             raise EngineError(
