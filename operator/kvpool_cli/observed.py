@@ -34,8 +34,8 @@ class Observed:
     them; and of those looked up and not loaded, by reason. `read`, `written`: bytes a second for requests from other
     members and by engines into arenas, mean and in the worst quarter of an hour, of all together. `within`: prompt
     blocks since the agents' starts that came again within so many bytes of others, of `asked`. `waiting` and `saved`:
-    seconds lately, see kvpool_contract.status.Benefit. `curve`, `way`: None where nothing was measured. `hot_bytes`: of
-    the largest warm-up."""
+    seconds lately, see kvpool_contract.status.Benefit. `curve`, `way`: None where nothing was measured. `hot_bytes`:
+    the most that a member was warmed with."""
 
     members: int
     computed: float
@@ -86,7 +86,6 @@ def read(url: str, k8s_namespace: str, pool: str, window: str) -> Observed:
     within = asked.by("le", "sum by (le) (kvpool_reuse_distance_blocks{%s})")
     sizes = sorted((int(size), blocks) for size, blocks in within.items() if size != "+Inf")
     benefit = asked.by("term", "sum by (term) (kvpool_benefit_seconds{%s})")
-    warmed = asked.number('max(kvpool_warm_blocks{%s,step="planned"})')
     return Observed(
         members,
         found.get("computed", 0.0),
@@ -101,7 +100,7 @@ def read(url: str, k8s_namespace: str, pool: str, window: str) -> Observed:
         benefit.get("saved", 0.0),
         _curve(asked),
         _way(asked),
-        round(warmed * sizes[0][0]) if sizes else 0,
+        round(asked.number('max(kvpool_transfer_bytes_total{%s,transfer="prewarm_in"})')),
     )
 
 

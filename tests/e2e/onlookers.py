@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -20,6 +20,7 @@ sys.path.insert(0, str(REPOSITORY / "hack"))
 import viewers
 
 SCRAPED = "1s"
+T = TypeVar("T")
 
 
 @cache
@@ -60,8 +61,9 @@ class Prometheus:
         groups = json.loads(get(f"{self.url}/api/v1/rules"))["data"]["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
-    def until(self, what: str, holds: Callable[["Prometheus"], object], seconds: float = 60.0) -> None:
-        wait_for(f"Prometheus: {what}", lambda: holds(self), seconds, 0.2)
+    def until(self, what: str, look: Callable[["Prometheus"], T]) -> T:
+        """The first true value of `look`."""
+        return wait_for(f"Prometheus: {what}", lambda: look(self), 60, 0.2)
 
 
 @contextmanager

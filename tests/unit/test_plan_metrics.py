@@ -32,7 +32,7 @@ SHARING = CALM | {
     "kvpool_prompt_blocks_total": {"computed": 400, "local": 400, "shared": 200},
     "demand_in": (1e6, 9e6),
     "kvpool_benefit_seconds": {"waiting": 12, "saved": 20},
-    "kvpool_warm_blocks": 64,
+    "prewarm_in": 64 * MIB,
     "kvpool_recompute_cost_seconds": {"start": 0.01, "linear": 0.001, "pairs": 2e-8},
     "kvpool_load_bytes_per_second": 100e6,
     "kvpool_load_seconds": 0.005,
