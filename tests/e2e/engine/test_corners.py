@@ -116,16 +116,16 @@ def test_adapters_are_known_by_their_content_and_not_by_name_and_path(
 
 
 def test_what_an_engine_generates_is_told_of_only_where_the_pool_asks_for_it(places: list[Place]) -> None:
-    a, b, _, d = places
-    for seed, place, kept in ((20, a, 2), (21, d, 3)):
+    a, b, c, d = places
+    for seed, place, other, kept in ((20, a, b, 2), (21, d, c, 3)):
         tokens, before = small_prompt(seed, 3 * BLOCK - 4), settle(place.replica)["arena"]["blocks"]
         first = place.engine.ask(tokens)  # its answer of eight tokens fills the block in which the prompt ends
         assert settle(place.replica)["arena"]["blocks"] == before + kept
-        b.until_sees(place)
+        other.until_sees(place)
         turn = [*tokens, *map(int, first.answer[0]), *small_prompt(seed + 10, 5)]
         assert len(turn) == 3 * BLOCK + 9
         computed = len(turn) - kept * BLOCK
-        assert b.engine.ask(turn).tokens == by_source(pool=kept * BLOCK, computed=computed)
+        assert other.engine.ask(turn).tokens == by_source(pool=kept * BLOCK, computed=computed)
 
 
 def test_resets_are_survived_and_sharing_goes_on(places: list[Place]) -> None:
