@@ -1,11 +1,13 @@
 """A real S3 server (moto's) as a process of its own, which checks who asks, and what lies in it."""
 
-import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from botocore.exceptions import BotoCoreError
 from replica import LOOPBACK, free_port, wait_for
 
 BUCKET, REGION = "caches", "eu-south-7"
-FIRST_ACTIONS = 3  # that nobody has to be known for: a user, its policy, its key
 POLICY = """{"Version": "2012-10-17", "Statement": [
   {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}]}"""
 
@@ -47,9 +48,8 @@ class S3Server:
         command = [sys.executable, "-m", "moto.server", "--host", LOOPBACK, "--port", str(self.port)]
         if self._tls:
             command += ["--ssl", "--ssl-cert", str(self._tls[0]), "--ssl-key", str(self._tls[1])]
-        environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(FIRST_ACTIONS)}
         with (self._folder / "s3.log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         users = self._client("iam", ("first", "first"))
         made = wait_for("the store's server answers", lambda: self._user(users), 60, 0.05)
         key = made["AccessKeyId"], made["SecretAccessKey"]
@@ -58,7 +58,15 @@ class S3Server:
         self.credentials.mkdir(exist_ok=True)
         for name, value in zip(("accessKeyId", "secretAccessKey"), key, strict=True):
             (self.credentials / name).write_text(f"{value}\n")
+        self._ask_who_comes()
         return self
+
+    def _ask_who_comes(self) -> None:
+        """From now on everybody needs a key; until here nobody did, agents that came meanwhile neither."""
+        trusted = ssl.create_default_context(cafile=str(self.credentials / "ca.crt")) if self._tls else None
+        asked = urllib.request.Request(f"{self.url}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"})
+        with urllib.request.urlopen(asked, timeout=20, context=trusted) as answer:
+            assert answer.status == 200
 
     @staticmethod
     def _user(users: Any) -> Any:
@@ -104,7 +112,11 @@ class S3Server:
         return [each["Key"] for page in pages for each in page.get("Contents", ())]
 
     def objects(self) -> dict[str, bytes]:
-        return {name: self.client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in self.names()}
+        found = {}
+        for name in self.names():
+            with suppress(self.client.exceptions.NoSuchKey):  # an agent has removed it meanwhile
+                found[name] = self.client.get_object(Bucket=BUCKET, Key=name)["Body"].read()
+        return found
 
     def ends(self, name: str, seconds: int = 86_400) -> float:
         """When an object's life is over, in seconds since 1970. seconds: for which an agent keeps one."""

@@ -102,7 +102,8 @@ class ValkeyServer:
 
     def objects(self) -> dict[str, bytes]:
         names = sorted(self.client.scan_iter(count=1000))
-        return {name.decode(): self.client.get(name) for name in names}
+        found = {name.decode(): self.client.get(name) for name in names}
+        return {name: data for name, data in found.items() if data is not None}  # else removed meanwhile
 
     def ends(self, name: str) -> float:
         """When an object's life is over, in seconds since 1970."""

@@ -54,6 +54,11 @@ if "kvpool_agent.worker" in sys.orig_argv:
     from kvpool_agent.store.external import access, tier
     external.ASK_SECONDS = tier.ASK_SECONDS = access.PING_SECONDS = 20.0
 """
+AND_WITH_A_SOCKET = """
+    from kvpool_agent.store.external import {module}
+    {module}.CONNECT_SECONDS = {module}.SILENT_SECONDS = 20.0
+"""
+CLIENTS = {ValkeyServer: {"module": "valkey", "kind": "Valkey"}, S3Server: {"module": "s3", "kind": "S3"}}
 
 
 def made(pool: AgentPool, name: str, server: Server, *, sealed: bool = False, **agent: object) -> Node:
@@ -62,7 +67,8 @@ def made(pool: AgentPool, name: str, server: Server, *, sealed: bool = False, **
         file = pool.members.parent / "all.key"
         file.write_bytes(base64.b64encode(KEY))
         agent["cacheNamespaces"] = [{"name": "all", "keyFile": str(file)}]
-    return pool.node(name, **{"store": server.config(), **agent}).patched(PATIENT)
+    node = pool.node(name, **{"store": server.config(), **agent})
+    return node.patched(PATIENT + AND_WITH_A_SOCKET.format(**CLIENTS[type(server)]))
 
 
 def joined(node: Node) -> Node:
@@ -228,7 +234,6 @@ if "kvpool_agent.worker" in sys.orig_argv:
     {kind}.read = read
 """
 )
-CLIENTS = {ValkeyServer: {"module": "valkey", "kind": "Valkey"}, S3Server: {"module": "s3", "kind": "S3"}}
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stops", "dies"])

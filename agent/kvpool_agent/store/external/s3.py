@@ -156,22 +156,17 @@ class S3:
     def held(self, names: Sequence[str]) -> list[bool]:
         found, until = list[bool](), time.monotonic() + ASKED_SECONDS
         while len(found) < len(names):
-            lie = self._each(self._lies, names[len(found) : len(found) + ASKED_AT_A_TIME])
-            found += lie
-            if not any(lie) or time.monotonic() > until:
+            there = self._each(self._is_there, names[len(found) : len(found) + ASKED_AT_A_TIME])
+            found += there
+            if not any(there) or time.monotonic() > until:
                 found += [False] * (len(names) - len(found))
         return found
 
-    def _lies(self, name: str) -> bool:
+    def _is_there(self, name: str) -> bool:
         return self._call(lambda client: self._lives(client.head_object(**self._of(name))), lambda: False)
 
     def _lives(self, answer: dict[str, Any]) -> bool:
-        return self._age(answer, answer["LastModified"]) < self._store.ttlSeconds
-
-    def _age(self, answer: dict[str, Any], changed: datetime) -> float:
-        """Seconds since an object was written or renewed, by the clock of the server that answers."""
-        now = email.utils.parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-        return (now - changed).total_seconds()
+        return _age(answer, answer["LastModified"]) < self._store.ttlSeconds
 
     def read(self, name: str, begin: int, length: int) -> bytes:
         def ask(client: Any) -> bytes:
@@ -212,9 +207,9 @@ class S3:
                 )
             )
             listed = answer.get("Contents", [])
-            self._sweep_from = listed[-1]["Key"] if answer["IsTruncated"] else self._store.prefix
+            self._sweep_from = listed[-1]["Key"] if answer.get("IsTruncated") else self._store.prefix
             for each in listed:
-                if self._age(answer, each["LastModified"]) >= self._store.ttlSeconds:
+                if _age(answer, each["LastModified"]) >= self._store.ttlSeconds:
                     self.remove(each["Key"])
         except StoreError as error:
             log.info("the external store was not looked through for what is over: %s", error)
@@ -224,6 +219,12 @@ class S3:
             client, self._made = self._made, None
         if client is not None:
             client.close()
+
+
+def _age(answer: dict[str, Any], changed: datetime) -> float:
+    """Seconds since an object was written or renewed, by the clock of the server that answers."""
+    now = email.utils.parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return (now - changed).total_seconds()
 
 
 def _told(error: ClientError) -> tuple[str, int, str]:
