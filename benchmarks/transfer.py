@@ -1,6 +1,6 @@
 """What a peer transfer costs against a bare socket, and against other stores, measured interleaved in one run.
 
-    python benchmarks/transfer.py [--quick] [--rounds 20] [--megabytes 256] [--tls] [--peers]
+    python benchmarks/transfer.py [--quick] [--rounds 20] [--megabytes 256] [--tls] [--peers] [--rdma]
 
 Two processes on the loopback address. The source serves the same memory twice: through kvpool's peer protocol, and
 as a bare stream of the same bytes. Each round fetches all of it every way, in an order drawn anew, into the same
@@ -13,6 +13,8 @@ what a handshake costs, whole and resumed. Every TLS figure includes both ends' 
 
 `--peers` also asks Mooncake's store over TCP and LMCache's server (see peers/) in the same rounds, one stream, for the
 same number of bytes; they check no bytes. Their environments are made once, outside the checkout.
+
+`--rdma` measures reads by RDMA alone (by_rdma.py), between the two devices that KVPOOL_RDMA_DEVICES names.
 """
 
 import argparse
@@ -38,6 +40,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "agent"), str(HERE / "peers")]
 
+import by_rdma  # noqa: E402
 import environments  # noqa: E402
 import rounds  # noqa: E402
 import secured  # noqa: E402
@@ -315,7 +318,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--tls", action="store_true", help="inside TLS, against a TLS socket")
     parser.add_argument("--peers", action="store_true", help="Mooncake and LMCache too, in the rounds of one stream")
+    parser.add_argument("--rdma", action="store_true", help="reads by RDMA against ib_read_bw, and nothing else")
     options = parser.parse_args()
+    if options.rdma and (missing := by_rdma.lacks()):
+        parser.error(f"--rdma needs {missing}")
     count = 3 if options.quick else options.rounds
     if options.peers:
         for prepared in PEERS.values():
@@ -324,6 +330,10 @@ def main() -> None:
             except SystemExit as error:  # named again, and left out, where it is started
                 print(error, flush=True)
     print(f"{options.megabytes} MiB a round, {count} rounds; {rounds.machine()}", flush=True)
+    if options.rdma:
+        for size in (MIB // 2, 2 * MIB):
+            by_rdma.measure(size, options.megabytes * MIB, count)
+        return
     for size in (2 * MIB, 16 * MIB):
         for streams in options.streams:
             others = list(PEERS) if options.peers and streams == 1 else []

@@ -226,7 +226,7 @@ def be_patient(change: Callable[[object, str, float], None]) -> None:
 def main() -> None:
     be_patient(setattr)
     device, blocks = sys.argv[1], int(sys.argv[2])
-    with members(RdmaMember("alone", [device], blocks + 8)) as (member,):
+    with members(RdmaMember("alone", [device], 16 * blocks)) as (member,):
         member.store(chain("alone", blocks))
         print(member.until_ready().address, flush=True)
         sys.stdin.read()

@@ -1,12 +1,21 @@
-"""A network that loses packets: what was asked for comes all the same."""
+"""A network that loses packets, links that go down, members that are killed: what was asked for comes all the same."""
 
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from rdma.cable import disturbed, lost
-from rdma.member import SLOT, RdmaMember, chain, members
+from rdma.cable import SLOW, disturbed, link_down, lost, objects, received
+from rdma.member import SLOT, RdmaMember, alone, chain, fetching, members, until, until_reading
+
+from kvpool_agent.peer import shares
+from kvpool_contract.status import Transport
 
 SLOTS = 512
+# `make soak` has them all
+CONNECTIONS, BEFORE = int(os.environ.get("KVPOOL_RDMA_CONNECTIONS", "100")), 50
+SECONDS = 20.0
 Pair = tuple[RdmaMember, RdmaMember]
 
 
@@ -37,3 +46,100 @@ def test_with_lost_and_overtaking_packets_every_block_comes_by_rdma(pair: Pair, 
         assert lost(forth) > 0
     assert (b.holds(keys), b.counted("fallback"), b.counted("tag")) == (128, {}, {})
     assert b.moved("rdma_in") == (128, 128 * SLOT)
+
+
+def test_a_link_that_goes_down_under_a_read_is_this_devices_fault_and_the_rest_comes_by_tcp(
+    pair: Pair, devices: tuple[str, str]
+) -> None:
+    a, b = pair
+    keys, more = chain("down", 128), chain("while down", 4)
+    a.store(keys), a.store(more)
+    with disturbed(devices[0], *SLOW):
+        since = received(devices[1])
+        with fetching(lambda: b.fetch(a, keys)) as ended:
+            until_reading(b, devices[1], since)
+            with link_down(devices[1]):
+                until("the request has its blocks", lambda: ended)
+                assert (ended, b.holds(keys), b.moved("demand_in")[0]) == ([""], 128, 128)
+                assert b.moved("rdma_in")[0] < 128
+                assert b.counted("fallback") == {"fallback_rdma_port_down": 1}
+                until("the device is left", lambda: told(b) == ("TCP", "rdma_port_down", "failed"))
+                assert b.rdma.peers.failures() == []
+                assert b.fetch(a, more) == ""  # nothing is tried meanwhile
+                assert (b.holds(more), b.counted("fallback")) == (4, {"fallback_rdma_port_down": 1})
+    for member in pair:
+        until("the device is back", lambda member=member: told(member) == ("RDMA", "", "ready"))
+        member.until_ready()
+    again = chain("up again", 4)
+    a.store(again)
+    before = b.moved("rdma_in")[0]
+    assert b.fetch(a, again) == ""
+    assert (b.holds(again), b.moved("rdma_in")[0] - before) == (4, 4)
+
+
+def told(member: RdmaMember) -> tuple[str, str, str]:
+    """What is in use, why not RDMA, and how the one device is."""
+    seen: Transport = member.rdma.snapshot()
+    return seen.in_use, seen.reason, "".join(one.state for one in seen.devices)
+
+
+def test_of_a_member_that_is_killed_under_a_read_nothing_is_kept_that_has_not_come_whole(
+    pair: Pair, devices: tuple[str, str]
+) -> None:
+    a, b = pair
+    keys, used = chain("alone", 96), b.slab.arena.used_slots
+    with alone(devices[0], 96) as (process, address), disturbed(devices[0], *SLOW):
+        since = received(devices[1])
+        with fetching(lambda: b.fetch(address, keys)) as ended:
+            until_reading(b, devices[1], since)
+            process.send_signal(signal.SIGKILL)
+        assert ended == ["transfer_failed"]
+    # the device does not answer, or the connection ends: whichever is seen first
+    (seen,) = b.counted("fallback").items()
+    assert seen in (("fallback_rdma_unreachable", 1), ("fallback_rdma_connection_lost", 1))
+    came = b.moved("rdma_in")[0]
+    assert (b.holds(keys), b.moved("demand_in")[0]) == (came, came)
+    assert came < 96
+    assert b.slab.arena.used_slots - used == came
+    # that one is left alone, and others are not
+    assert [(name, f"fallback_{error.reason}") for name, error in b.rdma.peers.failures()] == [(address, seen[0])]
+    others = chain("others", 4)
+    a.store(others)
+    assert b.fetch(a, others) == ""
+    assert (b.holds(others), b.moved("rdma_in")[0] - came) == (4, 4)
+
+
+def test_connections_leave_no_queue_pair_no_descriptor_and_no_memory_behind(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "NEW_PER_SECOND", 1e6)
+    a, b = pair
+
+    def connect(times: int) -> None:
+        for _ in range(times):
+            with b.dialer.asking(a.address, a.slab.id, SECONDS) as connection:
+                b.link(connection)
+            b.dialer.drop_idle(a.address)
+        until("they are gone", lambda: not a.rdma._opened and not b.rdma._opened and not objects("qp"))
+
+    processes = [os.getpid(), *(nic._process.pid for m in pair for nic in m.rdma._nics.values() if nic._process)]
+    connect(BEFORE)
+    kept = {kind: len(objects(kind)) for kind in ("mr", "pd", "cq")}
+    before = [(descriptors(pid), resident(pid)) for pid in processes]
+    connect(CONNECTIONS)
+    after = [(descriptors(pid), resident(pid)) for pid in processes]
+    assert {kind: len(objects(kind)) for kind in ("mr", "pd", "cq")} == kept
+    assert [files for files, _ in after] == [files for files, _ in before]
+    grown = [now - then for (_, now), (_, then) in zip(after, before, strict=True)]
+    assert max(grown) < max(CONNECTIONS << 10, 1 << 18), grown  # that much for each, beyond what an allocator keeps
+    assert b.account.counters == {}
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of its own."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))

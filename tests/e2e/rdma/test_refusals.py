@@ -6,11 +6,13 @@ import platform
 import re
 import resource
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from rdma.cable import network_of
+from rdma.cable import network_of, shell
 from rdma.member import RdmaMember, chain, members, until
 
 from kvpool_agent.peer.rdma import nic as nics
@@ -93,3 +95,37 @@ def test_a_device_of_the_node_that_the_container_was_not_given_is_named(devices:
     finally:
         taken.rename(given)
     assert nics.look() == list(devices)
+
+
+@contextmanager
+def small_packets(network: str) -> Iterator[None]:
+    shell("ip", "link", "set", network, "mtu", "700")
+    try:
+        yield
+    finally:
+        shell("ip", "link", "set", network, "mtu", "9000")
+
+
+@contextmanager
+def without_address(network: str) -> Iterator[None]:
+    found = re.search(r"inet (\S+)", shell("ip", "-4", "-o", "address", "show", "dev", network))
+    assert found is not None
+    shell("ip", "address", "del", found[1], "dev", network)
+    try:
+        yield
+    finally:
+        shell("ip", "address", "add", found[1], "dev", network)
+
+
+@pytest.mark.parametrize(("why", "changed"), [("rdma_mtu", small_packets), ("rdma_no_gid", without_address)])
+def test_what_is_wrong_with_its_network_is_named_and_tried_again(
+    devices: tuple[str, str], why: str, changed: Callable[[str], AbstractContextManager[None]]
+) -> None:
+    with ExitStack() as change:
+        change.enter_context(changed(network_of(devices[0])))
+        with members(RdmaMember("a", devices[:1])) as (a,):
+            until("it was tried", lambda: reason(a) not in ("", "rdma_looking"))
+            assert reason(a) == why
+            change.close()
+            a.until_ready()
+            assert (a.rdma.snapshot().in_use, reason(a)) == ("RDMA", "")
