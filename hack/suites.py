@@ -93,12 +93,14 @@ def suites(action: str) -> list[Suite]:
     security = Suite("security", 4, [pytest("tests/e2e/security", "-n", "2", "--dist", "loadfile")])
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
-    # a kubelet takes minutes to bring new authorities and keys into pods, and an autoscaler to look at its figures
-    # twice: those tests belong to the soak
+    # a kubelet takes minutes to bring new authorities and keys into pods, an autoscaler to look at its figures twice, a
+    # disk to see ten arenas of churn, and a newcomer to be held back beyond a deadline: those tests belong to the soak
     of_soak = (
         "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails",
         "test_tenant_keys.py",
         "test_autoscaler.py",
+        "test_disk.py",
+        "test_rollout.py::test_where_the_pool_blocks_a_newcomer_waits_beyond_the_deadline_and_not_for_a_source_that_is_silent",
     )
     parts = [
         pytest(installed, *(part for test in of_soak for part in ("--deselect", f"{installed}/{test}"))),

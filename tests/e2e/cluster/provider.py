@@ -102,6 +102,20 @@ def api_server_away(cluster: Provided) -> Iterator[None]:
         os.kill(number, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def apart(cluster: Provided, one: str, other: str) -> Iterator[None]:
+    """Nothing gets from either of two pods' addresses to the other, and neither is told so."""
+    assert cluster.folder, "only the testbed's network is cut"
+    rules = [("FORWARD", "-s", a, "-d", b, "-j", "DROP") for a, b in ((one, other), (other, one))]
+    try:
+        for rule in rules:
+            subprocess.run(["iptables", "-w", "-I", *rule], check=True)
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run(["iptables", "-w", "-D", *rule], check=False)
+
+
 def _testbed(action: str, folder: Path, *arguments: str) -> str:
     command = [sys.executable, str(testbed() / "cluster.py"), action, *arguments, "--dir", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)

@@ -2,6 +2,7 @@
 tests are done: a cluster that its owner has named is left as it was."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cluster.provider import REPOSITORY
 from cluster.standins import StandIns
 
 LOSES_A_NODE = "lost_node"
+HOT_BLOCKS = 8
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,12 +70,33 @@ def engines(kube: Kube, chart: Chart) -> Iterator[Engines]:
     engines.remove()
 
 
-@pytest.fixture
-def standins(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
-    """A namespace for a pool of stand-in engines."""
+@contextmanager
+def namespace(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
     failed = request.session.testsfailed
     home = StandIns(chart.provided, f"standins-{abs(hash(request.node.nodeid)) % 10**8}")
     yield home
     if request.session.testsfailed > failed:
         print(home.report("app=chat"))
     home.remove()
+
+
+@pytest.fixture
+def standins(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
+    """A namespace for a pool of stand-in engines."""
+    with namespace(chart, request) as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def lasting(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
+    """A namespace with a pool that goes through a file's tests in their order: each begins with two ready members or
+    more, as the one before has left them."""
+    with namespace(chart, request) as home:
+        home.create(2)
+        yield home
+
+
+@pytest.fixture(scope="module")
+def hot(lasting: StandIns) -> list[int]:
+    """The first prompt that its members were asked."""
+    return lasting.heat("hot", HOT_BLOCKS)

@@ -9,11 +9,12 @@ from kubernetes import client, config
 
 from cluster.chart import CHART, CONTROLLER, NAMESPACE, REGISTRATION, REGISTRY, RELEASE, WEBHOOK, Chart
 from cluster.images import AGENT_IMAGE
+from cluster.installed.conftest import HOT_BLOCKS
 from cluster.installed.test_parts_away import JOINED, joins
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask
 
-BLOCKS = 8
+BLOCKS = HOT_BLOCKS
 HIGHLY_AVAILABLE = ("-f", str(CHART / "values-ha.yaml"))
 DEFINITION, HELM = "kvcachepools.kvpool.io", "meta.helm.sh"
 SUBRESOURCES = ("exec", "status", "token")
@@ -139,11 +140,9 @@ def test_pods_of_the_operator_are_as_locked_down_as_they_claim(chart: Chart) -> 
 
 
 def test_an_upgrade_and_a_rollback_keep_the_trust_the_pools_and_the_running_pods(
-    chart: Chart, standins: StandIns
+    chart: Chart, lasting: StandIns, hot: list[int]
 ) -> None:
-    standins.create(2)
-    tokens = standins.heat("hot", BLOCKS)
-    before, trusted = standins.pods("app=chat"), chart.bundles()
+    before, trusted = lasting.pods("app=chat"), chart.bundles()
     assert len(trusted) == 1 and "" not in trusted
     revision = chart.registration()["metadata"]["generation"]
     chart.upgrade(*HIGHLY_AVAILABLE, "--set=webhook.timeoutSeconds=7", "--set=agent.image.tag=next")
@@ -156,25 +155,23 @@ def test_an_upgrade_and_a_rollback_keep_the_trust_the_pools_and_the_running_pods
     assert sorted(nodes.values()) == [1, 2]
     budget = json.loads(chart.kubectl("get", "pdb", WEBHOOK, "-o", "json").stdout)
     assert (budget["status"]["desiredHealthy"], budget["status"]["disruptionsAllowed"]) == (2, 1)
-    standins.wait_new_pods("registry.example/kvpool/agent:next")
+    lasting.wait_new_pods("registry.example/kvpool/agent:next")
 
     chart.helm("rollback", RELEASE, "-n", NAMESPACE, "--wait")
     assert {each["timeoutSeconds"] for each in chart.registration()["webhooks"]} == {10}
     assert chart.bundles() == trusted
-    standins.wait_new_pods(AGENT_IMAGE)
+    lasting.wait_new_pods(AGENT_IMAGE)
 
     # the pods that ran have noticed nothing
-    assert standins.pods("app=chat") == before
-    assert [ask(pod.address, tokens) for pod in before] == [Served(host=BLOCKS)] * 2
-    standins.wait_status(phase="Ready", ready="2/2")
+    assert lasting.pods("app=chat") == before
+    assert [ask(pod.address, hot) for pod in before] == [Served(host=BLOCKS)] * 2
+    lasting.wait_status(phase="Ready", ready="2/2")
 
 
 def test_uninstalled_under_running_pods_they_share_on_and_a_new_installation_finds_the_pools(
-    chart: Chart, standins: StandIns
+    chart: Chart, lasting: StandIns, hot: list[int]
 ) -> None:
-    standins.create(2)
-    tokens = standins.heat("hot", BLOCKS)
-    before = standins.pods("app=chat")
+    before = lasting.pods("app=chat")
     install = ("install", RELEASE, str(CHART), "-n", NAMESPACE, "--wait", REGISTRY)
     chart.uninstall()
     try:
@@ -182,25 +179,25 @@ def test_uninstalled_under_running_pods_they_share_on_and_a_new_installation_fin
         left = chart.kubectl("get", "all,pdb,serviceaccounts", "-l", "app.kubernetes.io/name=kvpool", "-o", "name")
         assert [line for line in left.stdout.splitlines() if not line.startswith("pod/")] == []
         assert chart.kubectl("get", "mutatingwebhookconfiguration", REGISTRATION, check=False).returncode != 0
-        assert set(standins.kubectl("get", "kvp,cm,svc", "-o", "name").stdout.split()) == {
+        assert set(lasting.kubectl("get", "kvp,cm,svc", "-o", "name").stdout.split()) == {
             "kvcachepool.kvpool.io/chat",
             "configmap/chat-kvpool",
             "configmap/kube-root-ca.crt",
             "service/chat",
             "service/chat-kvpool",
         }
-        standins.heat("more", BLOCKS)
-        assert [ask(pod.address, tokens) for pod in before] == [Served(host=BLOCKS)] * 2
-        assert standins.pods("app=chat") == before
+        lasting.heat("more", BLOCKS)
+        assert [ask(pod.address, hot) for pod in before] == [Served(host=BLOCKS)] * 2
+        assert lasting.pods("app=chat") == before
         # the definition, as somebody has it who has applied crds/ by hand
         chart.kubectl("annotate", "crd", DEFINITION, f"{HELM}/release-name-", f"{HELM}/release-namespace-")
         refused = chart.helm(*install, check=False)
         assert refused.returncode != 0 and "invalid ownership metadata" in refused.stderr
     finally:
         chart.helm(*install, "--take-ownership")
-    wait_for("pods join", lambda: joins(standins), 60)
-    standins.scale("chat", 3)
-    (third,) = (m for m in standins.wait_ready(3) if m.pod not in before)
-    assert standins.containers()[third.pod.name] == JOINED
+    wait_for("pods join", lambda: joins(lasting), 60)
+    lasting.scale("chat", 3)
+    (third,) = (m for m in lasting.wait_ready(3) if m.pod not in before)
+    assert lasting.containers()[third.pod.name] == JOINED
     assert (third.status().state, third.status().warm.loaded_blocks) == ("Ready(warm)", 2 * BLOCKS)
-    standins.wait_status(phase="Ready", ready="3/3")
+    lasting.wait_status(phase="Ready", ready="3/3")

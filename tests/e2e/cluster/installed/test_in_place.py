@@ -8,7 +8,8 @@ import pytest
 from cluster.chart import Chart
 from cluster.engines import Member
 from cluster.images import AGENT_IMAGE, EARLIER_IMAGE, ENGINE_IMAGE, IN_CLEAR
-from cluster.kube import wait_for
+from cluster.installed.conftest import namespace
+from cluster.kube import POOLS, wait_for
 from cluster.observers import EndpointWatch, Traffic
 from cluster.standins import NAME, StandIns, ask
 
@@ -24,28 +25,43 @@ def may_update(chart: Chart) -> Iterator[None]:
     chart.upgrade()
 
 
+@pytest.fixture(scope="module")
+def earlier(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
+    """Three ready members, with earlier agents, that are to be updated where they run."""
+    agent = {"image": EARLIER_IMAGE, "updateStrategy": {"type": "InPlace"}}
+    with namespace(chart, request) as home:
+        home.create(3, pool_spec=IN_CLEAR | {"agent": agent})
+        yield home
+
+
 def agents(standins: StandIns, members: list[Member]) -> list[tuple[str, int]]:
     """Image of the agent, and how often its container was started anew."""
     images = standins.agent_images()
     return [(images[m.pod.name], standins.agent_restarts(m.pod.name)) for m in members]
 
 
-def test_without_the_charts_permission_it_is_said_and_nothing_is_touched(standins: StandIns) -> None:
-    strategy = {"type": "InPlace"}
-    members = standins.create(1, pool_spec=IN_CLEAR | {"agent": {"image": EARLIER_IMAGE, "updateStrategy": strategy}})
-    standins.set_pool({"agent": {"image": AGENT_IMAGE}})
-    told = standins.wait_condition(CONDITION, "UpdateNotAllowed")
+def test_without_the_charts_permission_it_is_said_and_nothing_is_touched(earlier: StandIns) -> None:
+    members = earlier.members()
+    earlier.set_pool({"agent": {"image": AGENT_IMAGE}})
+    pool = earlier.custom.get_namespaced_custom_object(*POOLS[:2], earlier.namespace, POOLS[2], NAME)
+    wait_for("it is seen", lambda: seen(earlier) == pool["metadata"]["generation"], 60)
+    told = earlier.wait_condition(CONDITION, "UpdateNotAllowed")
     assert told["status"] == "False" and "agent.inPlaceUpdates" in told["message"]
-    assert agents(standins, members) == [(EARLIER_IMAGE, 0)]
+    assert agents(earlier, members) == [(EARLIER_IMAGE, 0)] * 3
+    earlier.set_pool({"agent": {"image": EARLIER_IMAGE}})
+
+
+def seen(standins: StandIns) -> int:
+    """The generation of the pool that the condition is about."""
+    return int(standins.condition(CONDITION).get("observedGeneration", 0))
 
 
 def test_agents_are_updated_one_by_one_and_a_bad_image_ends_it_at_the_first(
-    may_update: None, standins: StandIns
+    earlier: StandIns, may_update: None
 ) -> None:
-    strategy = {"type": "InPlace"}
-    members = standins.create(3, pool_spec=IN_CLEAR | {"agent": {"image": EARLIER_IMAGE, "updateStrategy": strategy}})
+    standins = earlier
+    members = sorted(standins.members(), key=lambda member: member.pod.name)
     tokens = standins.heat("hot", BLOCKS)
-    members.sort(key=lambda member: member.pod.name)
     first, _, grouped = members
     standins.kubectl("label", "pod", grouped.pod.name, f"{GROUPED}=x")
     with (

@@ -1,6 +1,7 @@
 """What goes on while a part of the operator is away, and what is told once it is back."""
 
 import time
+from collections.abc import Iterator
 
 import pytest
 from kubernetes import client
@@ -9,6 +10,7 @@ from standin_engine import prompt
 from cluster import provider
 from cluster.chart import CONTROLLER, NAMESPACE, RELEASE, WEBHOOK, Chart
 from cluster.engines import Member, kvpool
+from cluster.installed.conftest import namespace
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask, deployment, wait_known
 from kvpool_contract.names import WORKER_PORT
@@ -18,78 +20,95 @@ AWAY_SECONDS = 30
 JOINED = ["kvpool-client", "kvpool-agent"]
 
 
-def test_without_the_controller_a_whole_generation_of_pods_joins_and_warms(chart: Chart, standins: StandIns) -> None:
-    old = standins.create(2)
-    tokens = standins.heat("hot", BLOCKS)
-    standins.wait_status(ready="2/2", warm="0/2")
+@pytest.fixture(scope="module")
+def pool(chart: Chart, request: pytest.FixtureRequest) -> Iterator[StandIns]:
+    """Two ready members, with which each of these tests begins. Nodes of which nothing is heard keep their pods."""
+    with namespace(chart, request) as home:
+        home.create(2, tolerations=[])
+        yield home
+
+
+def fewer(pool: StandIns) -> None:
+    pool.scale("chat", 2)
+    pool.wait_ready(2)
+    pool.wait_status(ready="2/2")
+
+
+def test_without_the_controller_a_whole_generation_of_pods_joins_and_warms(chart: Chart, pool: StandIns) -> None:
+    old, tokens = pool.members(), pool.heat("hot", BLOCKS)
+    pool.wait_status(ready="2/2", warm="0/2")
     chart.scale_to(CONTROLLER, 0)
     try:
-        standins.apply(2, annotations={"example.test/revision": "2"})
-        new = standins.wait_ready(2, without={member.pod.name for member in old})
+        pool.apply(2, annotations={"example.test/revision": "2"}, tolerations=[])
+        new = pool.wait_ready(2, without={member.pod.name for member in old})
         assert [m.status().state for m in new] == ["Ready(warm)", "Ready(warm)"]
         assert [m.status().warm.loaded_blocks for m in new] == [BLOCKS, BLOCKS]
         assert [ask(m.pod.address, tokens).computed for m in new] == [0, 0]
         # a replica more, from those that never knew a controller
-        standins.scale("chat", 3)
-        (third,) = (m for m in standins.wait_ready(3) if m.pod.name not in {n.pod.name for n in new})
+        pool.scale("chat", 3)
+        (third,) = (m for m in pool.wait_ready(3) if m.pod.name not in {n.pod.name for n in new})
         assert (third.status().state, third.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
-        assert standins.pool_status()["warm"] == "0/2"  # nobody has written it meanwhile
-        assert problems(standins, 4) == ["No controller is ready: new pools get no configuration and no status."]
+        assert pool.pool_status()["warm"] == "0/2"  # nobody has written it meanwhile
+        assert problems(pool, 4) == ["No controller is ready: new pools get no configuration and no status."]
     finally:
         chart.scale_to(CONTROLLER, 1)
-    standins.wait_status(phase="Ready", ready="3/3", warm="3/3")
+    pool.wait_status(phase="Ready", ready="3/3", warm="3/3")
+    fewer(pool)
 
 
 def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they_are_made_anew(
-    chart: Chart, standins: StandIns
+    chart: Chart, pool: StandIns
 ) -> None:
-    (first,) = standins.create(1)
-    tokens = standins.heat("hot", BLOCKS)
+    joined = {member.pod.name: JOINED for member in pool.members()}
+    tokens = pool.heat("required", BLOCKS)
     required = pod("required", {"kvpool.io/require": "true"})
     chart.scale_to(WEBHOOK, 0)
     try:
         with pytest.raises(client.ApiException, match=r"failed calling webhook .*require\.kvpool\.io"):
-            standins.core.create_namespaced_pod(standins.namespace, required)
-        standins.scale("chat", 2)
-        (bare,) = (m for m in standins.wait_ready(2) if m.pod.name != first.pod.name)
-        assert standins.containers() == {first.pod.name: JOINED, bare.pod.name: []}
+            pool.core.create_namespaced_pod(pool.namespace, required)
+        pool.scale("chat", 3)
+        (bare,) = (m for m in pool.wait_ready(3) if m.pod.name not in joined)
+        assert pool.containers() == {**joined, bare.pod.name: []}
         assert ask(bare.pod.address, tokens) == Served(computed=BLOCKS)
-        status = standins.wait_status(phase="Degraded", ready="1/2")
+        status = pool.wait_status(phase="Degraded", ready="2/3")
         told = next(c for c in status["conditions"] if c["type"] == "AgentsReady")
         assert (told["status"], told["reason"]) == ("False", "NotInjected")
         assert bare.pod.name in told["message"] and "kvpool inject" in told["message"]
         # and whoever asks is told why
-        assert problems(standins, 4) == [
+        assert problems(pool, 4) == [
             "No webhook is ready: labelled pods start bare.",
-            f"A labelled pod in namespace {standins.namespace} is not looked at: the webhook does not answer the API "
+            f"A labelled pod in namespace {pool.namespace} is not looked at: the webhook does not answer the API "
             f"server in time, or the chart leaves the namespace out.",
         ]
         tested = chart.helm("test", RELEASE, "-n", NAMESPACE, "--logs", check=False)
         assert tested.returncode != 0 and "The webhook was not asked about this pod" in tested.stdout
-        why, *_ = problems(standins, 4, "--pod", bare.pod.name)
+        why, *_ = problems(pool, 4, "--pod", bare.pod.name)
         assert why == f"{bare.pod.name} was never looked at."
-        assert "ok       Made anew it would join pool chat" in check(standins, 4, "--pod", bare.pod.name)
-        assert f"AgentsReady: 1 of 2: {bare.pod.name}." in problems(standins, 4, "--pool", "chat")
+        assert "ok       Made anew it would join pool chat" in check(pool, 4, "--pod", bare.pod.name)
+        assert f"AgentsReady: 1 of 3: {bare.pod.name}." in problems(pool, 4, "--pool", "chat")
     finally:
         chart.scale_to(WEBHOOK, 2)
     # the webhook's Service is known to the API server a moment after its pods are ready
-    wait_for("pods join", lambda: joins(standins), 60)
-    standins.kubectl("delete", "pod", bare.pod.name)
-    (again,) = (m for m in standins.wait_ready(2, without={bare.pod.name}) if m.pod.name != first.pod.name)
-    assert standins.containers() == {first.pod.name: JOINED, again.pod.name: JOINED}
-    assert (again.status().state, again.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
-    standins.wait_status(phase="Ready", ready="2/2")
+    wait_for("pods join", lambda: joins(pool), 60)
+    pool.kubectl("delete", "pod", bare.pod.name)
+    (again,) = (m for m in pool.wait_ready(3, without={bare.pod.name}) if m.pod.name not in joined)
+    assert pool.containers() == {**joined, again.pod.name: JOINED}
+    warm = again.status().warm
+    assert again.status().state == "Ready(warm)" and warm.loaded_blocks == warm.planned_blocks >= BLOCKS
+    assert ask(again.pod.address, tokens) == Served(pool=BLOCKS)
+    pool.wait_status(phase="Ready", ready="3/3")
     assert "Succeeded" in chart.helm("test", RELEASE, "-n", NAMESPACE).stdout
-    assert problems(standins, 0) == problems(standins, 0, "--pod", again.pod.name) == []
+    assert problems(pool, 0) == problems(pool, 0, "--pod", again.pod.name) == []
+    fewer(pool)
 
 
 def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_runs(
-    chart: Chart, standins: StandIns
+    chart: Chart, pool: StandIns
 ) -> None:
     if not chart.provided.folder:
         pytest.skip("the API server of a named cluster is its owner's")
-    members = standins.create(2, tolerations=[])
-    standins.heat("hot", BLOCKS)
+    members = pool.members()
+    pool.heat("before", BLOCKS)
     incarnations = [member.status().incarnation for member in members]
     with provider.api_server_away(chart.provided):
         until = time.monotonic() + AWAY_SECONDS
@@ -106,14 +125,15 @@ def test_an_api_server_that_is_away_for_half_a_minute_is_missed_by_nobody_who_ru
             turn += 1
             time.sleep(1)
     # what nobody could be told meanwhile is told, and nothing has been started anew
-    wait_for("new pods join", lambda: joins(standins), 60)
-    standins.scale("chat", 3)
-    (third,) = (m for m in standins.wait_ready(3) if m.pod.name not in {member.pod.name for member in members})
+    wait_for("new pods join", lambda: joins(pool), 60)
+    pool.scale("chat", 3)
+    (third,) = (m for m in pool.wait_ready(3) if m.pod.name not in {member.pod.name for member in members})
     assert third.status().state == "Ready(warm)"
     assert [member.status().incarnation for member in members] == incarnations
-    assert [m.pod for m in standins.members() if m.pod.restarts] == []
+    assert [m.pod for m in pool.members() if m.pod.restarts] == []
     assert {pod.restarts for pod in chart.pods("app.kubernetes.io/name=kvpool")} == {0}
-    standins.wait_status(phase="Ready", ready="3/3", warm="1/3")
+    warm = [member.status().state for member in [*members, third]].count("Ready(warm)")
+    pool.wait_status(phase="Ready", ready="3/3", warm=f"{warm}/3")
 
 
 def gauge(member: Member, name: str) -> float:
