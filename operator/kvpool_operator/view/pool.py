@@ -16,6 +16,7 @@ from kvpool_operator.view.markup import Inside, Markup, document, joined, table,
 from kvpool_operator.view.style import STYLE
 
 EVERY_SECONDS = 10  # a page is loaded anew
+LEAST_SECONDS = 1e-4  # that a chart shows; the table says what was measured
 KINDS = {
     "cold": "computed from the start",
     "local": "found at the replica",
@@ -164,9 +165,6 @@ def _first_token(statuses: Sequence[AgentStatus]) -> Markup:
         titles = ("KIND", "WHAT", "REQUESTS", "LOWEST 5 %", "MEDIANS", "HIGHEST 95 %")
         parts.append(table(titles, [_quantiles(kind, found) for kind, found in measured.items()]))
     return joined(parts) if parts else tag("p", "No request's first token was measured yet.")
-
-
-LEAST_SECONDS = 1e-4  # what a chart shows; the table says what was measured
 
 
 def _span(kind: str, found: Sequence[Quantiles]) -> Span:

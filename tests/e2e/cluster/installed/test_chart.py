@@ -1,6 +1,7 @@
 """The chart over its life: what it may do, upgrades and rollbacks, and its removal and return under running pods."""
 
 import json
+import socket
 from collections import Counter
 from typing import Any
 
@@ -13,8 +14,9 @@ from cluster.installed.conftest import HOT_BLOCKS
 from cluster.installed.test_parts_away import JOINED, joins
 from cluster.kube import wait_for
 from cluster.standins import Served, StandIns, ask
+from kvpool_cli import forward
 
-BLOCKS = HOT_BLOCKS
+BLOCKS, PAGE_PORT = HOT_BLOCKS, 8082
 HIGHLY_AVAILABLE = ("-f", str(CHART / "values-ha.yaml"))
 DEFINITION, HELM = "kvcachepools.kvpool.io", "meta.helm.sh"
 SUBRESOURCES = ("exec", "status", "token")
@@ -25,6 +27,7 @@ VALUES = (
         f"--set=networkPolicy.poolNamespaces={{{NAMESPACE}}}",
         "--set=webhook.excludedNamespaces={a,b}",
         "--set=webhook.oldestNode=1.29",
+        "--set=dashboard.enabled=true",
     ),
     (
         f"--set=image.digest=sha256:{64 * chr(48)}",
@@ -137,6 +140,16 @@ def test_pods_of_the_operator_are_as_locked_down_as_they_claim(chart: Chart) -> 
         chart.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
     budget = json.loads(chart.kubectl("get", "pdb", WEBHOOK, "-o", "json").stdout)
     assert budget["status"]["disruptionsAllowed"] == 1
+
+
+def test_the_page_of_the_pools_is_reached_by_a_port_forward_alone(chart: Chart) -> None:
+    listed: Any = chart.core.list_namespaced_pod(NAMESPACE, label_selector="app.kubernetes.io/component=controller")
+    (pod,) = listed.items
+    settings = chart.core.api_client.configuration
+    page = forward.get(settings, NAMESPACE, pod.metadata.name, "/", 10, port=PAGE_PORT)
+    assert b"<h1>Pools</h1>" in page
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((pod.status.pod_ip, PAGE_PORT), 10)
 
 
 def test_an_upgrade_and_a_rollback_keep_the_trust_the_pools_and_the_running_pods(
