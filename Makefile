@@ -57,7 +57,7 @@ soak:
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/scale.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/soak.py
 	@KVPOOL_WHOLE_TRACES=1 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_replay.py tests/e2e/tiers/test_planner_replay.py
-	@KVPOOL_TIERS_KILLS=200 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_disk.py -k killed
+	@KVPOOL_TIERS_KILLS=200 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_disk.py tests/e2e/tiers/test_restart.py -k killed
 	@KVPOOL_RDMA_CONNECTIONS=1000 $$($(PYTHON) hack/prepare.py dev)/bin/python tests/e2e/rdma/machine.py --minutes 20 \
 		$$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/rdma/test_network.py -k connections
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/cluster/installed/test_certificates.py tests/e2e/cluster/installed/test_tenant_keys.py tests/e2e/cluster/installed/test_autoscaler.py tests/e2e/cluster/installed/test_disk.py tests/e2e/cluster/installed/test_rollout.py -k "change_under_load or rotated_under_load or autoscaler or arenas_of_churn or where_the_pool_blocks"

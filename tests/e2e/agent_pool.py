@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patched_agent import patch
 from replica import MIB, Pool, Replica, Tools, wait_for
 from standin_engine import FULL_ATTENTION, HASH_BYTES, Served, StandInEngine, engine_keys, prompt
 
@@ -67,14 +68,7 @@ class Node:
 
     def patched(self, code: str) -> "Node":
         """All of the agent's processes run this code before their own, from their next start on."""
-        site = self.replica.folder / "site"
-        site.mkdir(exist_ok=True)
-        (site / "sitecustomize.py").write_text(code)
-        self.replica.agent_entry = (
-            "-c",
-            f"import os, sys; os.environ['PYTHONPATH'] += ':{site}'; sys.path.append('{site}'); import sitecustomize; "
-            "from kvpool_agent import supervisor; supervisor.main()",
-        )
+        patch(self.replica, code)
         return self
 
     def begin_attach(self, **options: Any) -> "Node":

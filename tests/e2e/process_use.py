@@ -54,6 +54,12 @@ def try_use_of(node: Node) -> Use | None:
     return None
 
 
+def stands_still(process: int) -> bool:
+    """Whether all of its threads are stopped."""
+    tasks = list(Path(f"/proc/{process}/task").iterdir())
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+
 def growth(samples: Sequence[float]) -> float:
     """How much the floor of a series rises from its beginning to its end.
 

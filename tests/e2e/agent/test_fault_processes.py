@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from agent_pool import AgentPool, Node
 from bad_peer import ROW, BadPeer, keys_in
+from patched_agent import stop_in_a_store
+from process_use import stands_still
 from replica import wait_for
 from standin_engine import Served, prompt
 
@@ -71,15 +73,26 @@ def test_a_worker_that_stands_still_in_the_middle_of_a_load_costs_the_request_it
         assert node.engine.serve(tokens) == Served(pool=BLOCKS)
 
 
-def test_a_worker_that_stands_still_in_the_middle_of_a_store_publishes_nothing_of_it(pool: AgentPool) -> None:
-    a = pool.node("a", loading={"deadlineSeconds": 0.5}).start().attach(store_seconds=1.0)
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_worker_that_stands_still_in_the_middle_of_a_store_publishes_nothing_of_it(
+    pool: AgentPool, rows: int
+) -> None:
+    a = pool.node("a", loading={"deadlineSeconds": 0.5})
+    stop = stop_in_a_store(a.replica, rows)
+    a.start().attach(store_seconds=1.0)
     b = pool.joined("b")
-    incarnation = a.status().incarnation
-    with standing_still(a):
-        # copied after the engine has given the store up: by then the rows may be another prompt's, as here they are
+    incarnation, worker = a.status().incarnation, a.replica.worker_pid()
+    stop.touch()
+    try:
+        # what is copied after the engine has given the store up may be another prompt's, as here it is
         assert a.engine.serve(prompt("p", BLOCKS)) == Served(computed=BLOCKS)
+        wait_for("the worker stands still", lambda: stands_still(worker), 20, 0.01)
         a.engine.overwrite()
         a.engine.forget()
+    finally:
+        stop.unlink()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGCONT)
     attached_again(a)
     status = a.until(
         "the late store's end", lambda s: s.counters.get("stores_forgotten") or s.incarnation != incarnation

@@ -156,6 +156,23 @@ def test_an_engine_that_looks_drafts_up_in_the_prompt_shares_with_one_that_does_
     assert (plain.tokens, plain.answer[0]) == (LOADED, first.answer[0])
 
 
+def test_an_engine_without_prefix_caching_serves_bare_and_says_so(
+    pool: Pool, forge: Forge, small_models: list[Path]
+) -> None:
+    replica = pool.replica("bare")
+    replica.start_agent()
+    engine = ForgedEngine(forge, replica, small_models[0], enable_prefix_caching=False).until_ready()
+    try:
+        for _ in range(2):
+            assert engine.ask(prompt(6)).tokens == COMPUTED
+        wait_for("its word", lambda: any(e["word"] == "bare" for e in replica.status()["events"]), 20)
+        status = replica.status()
+        told = [event["detail"] for event in status["events"] if event["word"] == "bare"]
+        assert (told, status["attached"], status["attaches"]) == ([{"reason": "prefix_caching_off"}], False, 0)
+    finally:
+        engine.close()
+
+
 def test_a_sleep_that_keeps_the_weights_changes_nothing_and_one_that_drops_them_ends_sharing(
     places: list[Place],
 ) -> None:

@@ -14,6 +14,8 @@ import pytest
 from engine.altering_member import AlteringMember, hot_list
 from engine.forged import Forge, ForgedEngine
 from engine.measured import BLOCK, Outcome, by_source, settle, small_prompt
+from patched_agent import stop_in_a_store
+from process_use import stands_still
 from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
 
 BLOCKS, TAIL = 6, 5
@@ -37,6 +39,7 @@ class Pair:
     def __init__(self, pool: Pool, forge: Forge, model: Path) -> None:
         self.pool, self.forge, self.model = pool, forge, model
         self.a, self.b = (pool.replica(name) for name in "AB")
+        self.stop = stop_in_a_store(self.a, 2)
         with ThreadPoolExecutor() as threads:
             list(threads.map(Replica.start_agent, (self.a, self.b)))
         engines = [ForgedEngine(forge, replica, model) for replica in (self.a, self.b)]
@@ -186,16 +189,18 @@ def test_what_fails_in_the_middle_of_a_load_is_computed_and_the_answer_is_the_sa
 
 
 def test_a_worker_that_stands_still_while_rows_become_other_blocks_publishes_none_of_them(pair: Pair) -> None:
-    incarnation, blocks = pair.a.status()["incarnation"], pair.a.status()["arena"]["blocks"]
-    worker = pair.a.worker_pid()
-    os.kill(worker, signal.SIGSTOP)
+    before, worker = pair.a.status(), pair.a.worker_pid()
+    forgotten = before["counters"].get("stores_forgotten", 0)
+    pair.stop.touch()
     try:
         first = pair.engine.ask(prompt(20))
+        wait_for("the worker stands still, two of the rows copied", lambda: stands_still(worker), 20, 0.01)
         pair.engine.forget()  # ends the store; from now on its rows are free
         for seed in (21, 22, 23):  # more than the host pool has
             assert pair.engine.ask(prompt(seed)).tokens == COMPUTED
         pair.engine.forget()
     finally:
+        pair.stop.unlink()
         os.kill(worker, signal.SIGCONT)
     assert first.tokens == COMPUTED
     status = wait_for(
@@ -203,12 +208,12 @@ def test_a_worker_that_stands_still_while_rows_become_other_blocks_publishes_non
         lambda: (
             s
             if (s := pair.a.status())["attached"]
-            and (s["counters"].get("stores_forgotten", 0) >= 1 or s["incarnation"] != incarnation)
+            and (s["counters"].get("stores_forgotten", 0) > forgotten or s["incarnation"] != before["incarnation"])
             else None
         ),
         30,
     )
-    assert status["arena"]["blocks"] == blocks
+    assert status["arena"]["blocks"] == before["arena"]["blocks"]
     right = pair.other.ask(prompt(20))
     assert (right.tokens, right.answer) == (COMPUTED, first.answer)
     pair.until_loaded(20, right)
