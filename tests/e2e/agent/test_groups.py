@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from agent_pool import AgentPool, Node
-from standin_engine import BLOCK_TOKENS, FULL_ATTENTION, HYBRID, Served, engine_keys, prompt
+from standin_engine import BLOCK_TOKENS, FULL_ATTENTION, HYBRID, RECURRENT, Served, engine_keys, prompt
 
 from kvpool_client.groups import WINDOW, Group
 from kvpool_contract.status import AgentStatus, Transfer
@@ -18,7 +18,8 @@ ROW = 4096
 BLOCKS = 10
 WINDOW_BLOCKS = 3  # that each of the two windows reaches into
 ALL_ROWS = BLOCKS + 2 * WINDOW_BLOCKS  # what the boundary of the whole prompt takes
-MODELS = pytest.mark.parametrize("groups", [FULL_ATTENTION, HYBRID], ids=["full attention", "hybrid"])
+ROWS = {FULL_ATTENTION: BLOCKS, HYBRID: ALL_ROWS, RECURRENT: BLOCKS + 1}
+MODELS = pytest.mark.parametrize("groups", ROWS, ids=["full attention", "hybrid", "states"])
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def test_groups_that_no_plan_is_made_for_attach_and_share_nothing(shared_node: N
 
 
 @MODELS
-def test_of_a_model_with_windows_no_home_is_told_anything_and_its_holders_are_asked(
+def test_of_a_model_with_several_groups_no_home_is_told_anything_and_its_holders_are_asked(
     pool: AgentPool, groups: tuple[Group, ...]
 ) -> None:
     a, b = pool.all_started("ab")
@@ -191,6 +192,7 @@ def test_of_a_model_with_windows_no_home_is_told_anything_and_its_holders_are_as
     [
         pytest.param(FULL_ATTENTION, 15, 8, id="full attention"),  # 1.5 requests, of which promotions get half
         pytest.param(HYBRID, 24, 6, id="hybrid"),  # 6 blocks and 3 of each window
+        pytest.param(RECURRENT, 16, 7, id="states"),  # 7 blocks and a state
     ],
 )
 def test_promotions_take_half_of_a_small_host_pool_and_the_rest_is_not_even_moved(
@@ -222,9 +224,9 @@ def test_many_requests_at_once_in_a_small_host_pool_all_end_with_right_bytes_and
     assert not b.node.engine.side.ledger.pending
     assert b.node.engine.rows_lost == 0
     computed = sum(one.computed for one in served)
-    # with a window less may be lost than is counted: a shorter boundary may be legal
+    # with a window or a state less may be lost than is counted: a shorter boundary may be legal
     b.until("all counted", lambda side: sum(side.misses().values()) >= computed)
-    assert sum(b.misses().values()) == computed or groups is HYBRID
+    assert sum(b.misses().values()) == computed or groups is not FULL_ATTENTION
     assert b.misses().keys() <= {"no_room", "evicted"}
 
 
@@ -258,7 +260,7 @@ def test_a_request_that_is_preempted_is_planned_anew_and_loses_nothing(
     assert (served.pool, served.computed, served.equal) == (BLOCKS, 0, True)
     assert preempted or moment == "before it is answered"  # which may have come within one step
     b.until("heard of it", lambda side: side.hits() == (0, 0, BLOCKS))
-    rows = ALL_ROWS if groups is HYBRID else BLOCKS
+    rows = ROWS[groups]
     assert (b.came(), engine.promoted, b.misses()) == ((rows, rows * ROW), rows, {})
     # a plan that is dropped before it was sent is never asked for, and what loads already needs none
     plans = b.node.status().counters["plans"] - b.before.counters.get("plans", 0)

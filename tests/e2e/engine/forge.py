@@ -77,10 +77,21 @@ def serve(connection: socket.socket) -> None:
 
 def without_server(options: dict[str, Any], stream: TextIO) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if options.pop("states_at_ends_of_steps", False):
+        let_steps_end_with_states()
     engine = offline_engine.LLM(**options)
     tell(stream, os.getpid())
     for line in stream:
         tell(stream, offline_engine.do(engine, **json.loads(line)))
+
+
+def let_steps_end_with_states() -> None:
+    """Lets Mamba2 layers say that they can't give a state out of the middle of a step, as other recurrent layers do, so
+    that the scheduler ends steps there. They say that they can, and the CPU build has no code for it."""
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+    MambaMixer2.get_kv_cache_spec = MambaBase.get_kv_cache_spec
 
 
 def server(made: dict[str, Any]) -> None:
