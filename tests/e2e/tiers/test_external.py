@@ -5,7 +5,6 @@ deadline."""
 import base64
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,17 @@ either_way = pytest.mark.parametrize("sealed", [False, True], ids=["in clear", "
 
 
 @pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    made = KINDS[request.param](tmp_path).start()
-    yield made
-    made.stop()
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
+    made = KINDS[request.param](tmp_path)
+    request.addfinalizer(made.stop)
+    return made.start()
 
 
 @pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
-    made = ValkeyServer(tmp_path).start()
-    yield made
-    made.stop()
+def valkey(request: pytest.FixtureRequest, tmp_path: Path) -> ValkeyServer:
+    made = ValkeyServer(tmp_path)
+    request.addfinalizer(made.stop)
+    return made.start()
 
 
 # agents that wait long for the store: a busy machine makes it neither slow nor silent
@@ -279,7 +278,8 @@ def test_credentials_are_read_when_they_are_asked_for(
     pool: AgentPool, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     server = ValkeyServer(tmp_path, "--requirepass", "sesame") if kind == "valkey" else S3Server(tmp_path)
-    request.addfinalizer(server.start().stop)
+    request.addfinalizer(server.stop)
+    server.start()
     entry = server.credentials / ("password" if kind == "valkey" else "secretAccessKey")
     secret = entry.read_text()
     entry.unlink()
@@ -307,7 +307,8 @@ def test_a_server_inside_tls_is_trusted_by_the_authorities_in_the_secret_alone(
     trusted = server.credentials / "ca.crt"
     trusted.parent.mkdir()
     trusted.write_bytes(authority.certificate)
-    request.addfinalizer(server.start().stop)
+    request.addfinalizer(server.stop)
+    server.start()
     trusted.write_bytes(Authority("another").certificate)
     node = made(pool, "a", server, store=server.config(credentialsFolder=str(server.credentials)), **ALONE).start()
     told = node.until("does not trust it", lambda s: s.store.state == "degraded").store

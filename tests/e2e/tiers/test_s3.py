@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,10 +18,10 @@ NAMES = [f"kv/{n:032x}" for n in range(40)]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[S3Server]:
-    made = S3Server(tmp_path).start()
-    yield made
-    made.stop()
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> S3Server:
+    made = S3Server(tmp_path)
+    request.addfinalizer(made.stop)
+    return made.start()
 
 
 def fault(call: Callable[[], object]) -> StoreError:
