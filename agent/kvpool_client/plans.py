@@ -47,6 +47,7 @@ class _Request:
     started: bool = False
     ruled_out: bool = False  # by the last answer
     ruled_out_now: bool = False  # in this step
+    missed: bool = False  # it was ruled out before its first plan, and computed: what comes later changes nothing
     asked: int = -1
     loaded_blocks: int = 0
     blocks_without_room: int = 0
@@ -202,13 +203,13 @@ class Plans:
     def _open(self, entry: _Request, request: str, now: float) -> None:
         if not entry.keys:
             return
-        if not entry.dropped:
+        if not entry.dropped and not entry.missed:
             entry.asked = -1  # whatever it was before there was anybody to ask, or anything to ask for
         entry.ruled_out = False
         self._number += 1
         entry.plan = plan = Plan(request, self._number, entry.keys, now + self.load_deadline, entry.asked < 0)
         plan.opened = now
-        plan.again = any(before.sent for before in entry.dropped)
+        plan.again = entry.missed or any(before.sent for before in entry.dropped)
         self._by_number[plan.number] = plan
         self._unsent.append(plan)
 
@@ -279,15 +280,21 @@ class Plans:
     def drop(self, request: str) -> None:
         """A preempted request: its next lookup makes a new plan."""
         entry = self._requests.get(request)
-        if entry is not None and entry.plan is not None:
+        if entry is None:
+            return
+        if entry.plan is not None:
             self._by_number.pop(entry.plan.number, None)
             entry.dropped.append(entry.plan)
             entry.plan = None
+        elif entry.ruled_out and not entry.dropped:
+            entry.missed = True
 
     def _settle(self, entry: _Request) -> None:
         """What became of the blocks that were promised; of one that was promised again, the last time."""
         again: set[bytes] = set()
         first = entry.plans[0].promised if self._divisible and entry.plans and entry.plans[0].answered else None
+        if entry.missed:
+            first = frozenset()
         for plan in reversed(entry.plans):
             self._by_number.pop(plan.number, None)
             if first is not None:
@@ -375,7 +382,7 @@ class Plans:
             entry.loaded_blocks,
             entry.blocks_without_room,
             entry.lost_blocks,
-            (entry.prompt_blocks or 0) - entry.asked if entry.ruled_out and not entry.dropped else 0,
+            (entry.prompt_blocks or 0) - entry.asked if entry.missed or (entry.ruled_out and not entry.dropped) else 0,
             entry.late_blocks,
             *((only.opened, only.settled, only.seconds, only.tried) if only is not None else ()),
         )

@@ -63,6 +63,28 @@ def test_a_request_that_was_planned_before_its_preemption_has_had_its_misses_cou
     assert plans.finish("r").unknown_blocks == 0
 
 
+def test_a_request_that_was_ruled_out_before_its_preemption_was_missed_then_and_not_again() -> None:
+    chain, known = CHAIN[:3], False
+    plans = Plans([Group(0, FULL, 0, 4)], 5.0, lambda key, now: not known)
+    plans.begin("r", lambda: [list(chain)])
+    assert ask(plans, K0) is MISS
+    plans.end_step()
+    plans.scheduled("r")
+    plans.drop("r")
+    chain.append(K3)  # that it has generated
+    known = True  # since somebody has computed it meanwhile
+    later = CHAIN[1:]  # the first is still on the device
+    assert ask(plans, K1) is RETRY
+    (plan,) = plans.end_step()
+    assert plan.again
+    plans.answer(plan.number, range(4))
+    assert [ask(plans, key) for key in later] == [HIT] * 3
+    plans.loading("r", later)
+    plans.end_step()
+    plans.loaded("r", later)
+    assert plans.finish("r") == Summary("r", 3, 0, 0, 0, 0, unknown_blocks=3)
+
+
 def test_nobody_to_ask_is_no_unknown_prompt() -> None:
     plans = Plans([Group(0, FULL, 0, 4)], 5.0, lambda key, now: True)
     plans.begin("r", lambda: [CHAIN])
