@@ -188,6 +188,16 @@ class Member:
 
         wait_for(f"{self.pod.name} sees {blocks} blocks at {holder.pod.name}", look, 30)
 
+    def wait_for_heads(self, holder: "Member") -> None:
+        """Until this member's agent knows the beginnings of as many chains as `holder` does: before, its engine may
+        take a prompt for one that nobody has."""
+
+        def look() -> bool:
+            known, told = self.status().directory, holder.status().directory
+            return not (known.head_filter and told.head_filter) or known.heads == told.heads
+
+        wait_for(f"{self.pod.name} knows what {holder.pod.name} has told", look, 30)
+
 
 def complete(host: str, port: int, prompt: list[int]) -> str:
     """Text of a completion of four tokens; raises OSError for anything but success."""

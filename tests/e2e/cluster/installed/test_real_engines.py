@@ -9,6 +9,7 @@ import time
 from cluster.engines import NAME, SELECTOR, Engines, Member, complete, kvpool, prompt, whole_blocks
 from cluster.kube import Kube, wait_for
 from cluster.observers import EndpointWatch, Traffic
+from cluster.standins import wait_probed
 from cluster.workers import find_worker, kill_worker
 from kvpool_contract.status import AgentStatus
 
@@ -26,6 +27,7 @@ def ready_event(member: Member) -> float:
 
 def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
     first, second = engines.grow_to(2)[:2]
+    wait_probed([first, second], "alone", "same")
     hot = prompt(1, TOKENS)
     assert whole_blocks(TOKENS) == 896
 
@@ -33,6 +35,7 @@ def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
     answer = first.complete(hot)
     wait_for("the first replica's blocks", lambda: first.status().arena.blocks >= BLOCKS, 30)
     second.wait_for_blocks(first, BLOCKS)
+    second.wait_for_heads(first)
     before, hits = second.pool_tokens(), second.status().hits.shared_blocks
     assert second.complete(hot) == answer
     assert second.pool_tokens() - before == 896
@@ -129,6 +132,8 @@ def kill_and_share_again(victim: Member, other: Member, prefix: list[int]) -> No
     assert wait_for("the engine attached to it", attached, 60).state.startswith("Ready")
 
     assert victim.complete(prefix) == answer
+    wait_probed([other, victim], "alone", "same")
     other.wait_for_blocks(victim, SHORT_BLOCKS)
+    other.wait_for_heads(victim)
     assert other.complete(prefix) == answer
     assert other.pool_tokens() - other_tokens == 640
