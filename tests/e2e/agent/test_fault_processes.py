@@ -54,7 +54,7 @@ def test_a_worker_that_stands_still_in_the_middle_of_a_load_costs_the_request_it
         tokens = peer.knows("p", BLOCKS)
         peer.answers[frames.Fetch] = stops_in_the_middle
         node.replica.pool.members.write_text(f"{peer.address}\n")
-        node.until("the peer", lambda s: s.peers and s.peers[0].live)
+        incarnation = node.until("the peer", lambda s: s.peers and s.peers[0].live).incarnation
         served: list[Served] = []
         request = threading.Thread(target=lambda: served.append(node.engine.serve(tokens)))
         request.start()
@@ -67,6 +67,7 @@ def test_a_worker_that_stands_still_in_the_middle_of_a_load_costs_the_request_it
         assert served == [Served(computed=BLOCKS)]
         # the late blocks are whole and right, or not there; the engine takes all from the arena or offers it again
         attached_again(node)
+        node.until("its end", lambda s: s.counters.get("fetch_deadline") == 1 or s.incarnation != incarnation)
         assert node.engine.serve(tokens) == Served(host=BLOCKS)
         node.until_blocks(BLOCKS)
         node.engine.forget()
