@@ -132,6 +132,7 @@ def test_the_end_of_a_certificate_is_told_and_a_clock_that_is_behind(tmp_path: P
     found = {}
     for name, begin, life in [
         ("fresh month", now, 30 * DAY), ("a month's last week", now - 24 * DAY, 30 * DAY),
+        ("half a day before that week", now - 22.5 * DAY, 30 * DAY),
         ("fresh day", now, DAY), ("a day's second half", now - DAY / 2 - DAY / 24, DAY),
         ("ended", now - 2 * DAY, DAY), ("not begun", now + DAY, 2 * DAY),
     ]:  # fmt: skip
@@ -140,6 +141,7 @@ def test_the_end_of_a_certificate_is_told_and_a_clock_that_is_behind(tmp_path: P
         found[name] = told.state, told.reason
     assert found == {
         "fresh month": ("ok", ""),
+        "half a day before that week": ("ok", ""),
         "a month's last week": ("expires_soon", "certificate_expires_soon"),
         "fresh day": ("ok", ""),
         "a day's second half": ("expires_soon", "certificate_expires_soon"),
@@ -226,6 +228,19 @@ def test_half_a_life_is_renewed_and_the_old_one_goes_on_while_the_signer_is_away
     told = member.look(2.0)
     assert (told.state, told.reason, told.renewals) == ("ok", "", 1)
     assert told.failures == {"signer_unreachable": 1}
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.999])
+@pytest.mark.parametrize(("part", "renewed"), [(0.44, False), (0.5, True)])
+def test_a_certificate_is_renewed_shortly_before_half_its_life_is_over(
+    tmp_path: Path, signing: Signing, kept: int, chance: float, part: float, renewed: bool
+) -> None:
+    signing.begin = datetime.now(UTC) - DAY * part
+    member = Member(tmp_path, signing, kept)
+    member.source._chance = chance
+    member.look()
+    member.look(31.0)  # the pause after a certificate is over
+    assert len(signing.asked) == 1 + renewed
 
 
 def test_a_newcomer_keeps_trying_with_growing_pauses(tmp_path: Path, signing: Signing, kept: int) -> None:
