@@ -158,14 +158,15 @@ class Webhook:
             connection.close()
 
     def metric(self, name: str, **labels: str) -> int:
-        return int(
-            sum(
-                sample.value
-                for family in text_string_to_metric_families(self.get("/metrics"))
-                for sample in family.samples
-                if sample.name == f"kvpool_webhook_{name}" and labels.items() <= sample.labels.items()
-            )
-        )
+        return int(sum(one.value for one in self._samples(name) if labels.items() <= one.labels.items()))
+
+    def metric_by(self, name: str, label: str) -> dict[str, int]:
+        """The metric for each value of a label, of one moment."""
+        return {one.labels[label]: int(one.value) for one in self._samples(name)}
+
+    def _samples(self, name: str) -> list[Any]:
+        families = text_string_to_metric_families(self.get("/metrics"))
+        return [one for family in families for one in family.samples if one.name == f"kvpool_webhook_{name}"]
 
     def certify(self, now: datetime | None = None) -> apply.Outcome:
         """What the controller does, and then the kubelet: the Secret's files are swapped at once."""
