@@ -56,7 +56,7 @@ class Place:
 def places(
     tools: Tools, forge: Forge, small_models: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Place]]:
-    """A and B want claims signed, C trusts its gateway, D ignores what requests say; D's pod may not use umbrella."""
+    """A and B want claims signed, C trusts its gateway and may not use umbrella, D ignores what requests say."""
     folder = tmp_path_factory.mktemp("pool")
     for i, name in enumerate(("public", *TENANTS)):
         (folder / f"key-{name}").write_bytes(base64.b64encode(bytes([i]) * 32))
