@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvpool_agent import core_dumps
 from kvpool_agent.listen import listen
+from kvpool_contract import core_dumps
 
 log = logging.getLogger("kvpool.supervisor")
 

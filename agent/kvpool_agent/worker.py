@@ -8,13 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
-from kvpool_agent import core_dumps
 from kvpool_agent.app import Agent
 from kvpool_agent.configuration import Configuration
 from kvpool_agent.flows.certify import IdentityPlace
 from kvpool_agent.heartbeat import Beat
 from kvpool_agent.place import Place
 from kvpool_agent.store.memory import ArenaMemory
+from kvpool_contract import core_dumps
 from kvpool_contract.config import ConfigError
 from kvpool_contract.names import CACHE_NAMESPACES_VARIABLE, TEMPLATE_VARIABLE
 

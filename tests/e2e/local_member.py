@@ -121,6 +121,7 @@ class LocalMember:
             source,
             own,
             self.takeover,
+            count=self.account.count,
             purposes=self._purposes,
             transport=transport,
             entitlement=entitlement,

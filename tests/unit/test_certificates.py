@@ -7,6 +7,7 @@ from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from kvpool_operator.certificates.authority import BACKDATE, read_pair
+from kvpool_operator.certificates.peers import PeerSettings, plan_peers
 from kvpool_operator.certificates.plan import Plan, Settings, plan
 
 SETTINGS = Settings("kvpool-system", "kvpool-webhook", "injector.kvpool.io", extra_names=("127.0.0.1",))
@@ -144,3 +145,9 @@ def test_a_leaf_never_outlives_its_authority() -> None:
     made = plan(START, {}, {}, short)
     assert made.leaf_expires == made.authority_expires == START + 60 * DAY
     assert x509.load_pem_x509_certificate(made.leaf["tls.crt"]).not_valid_before_utc == START - BACKDATE
+
+
+def test_no_plan_shows_a_key() -> None:
+    made, peers = first(START), plan_peers(START, {}, "c", PeerSettings("kvpool-system"), lambda _: False)
+    for shown in (repr(made), str(made), repr(peers), str(peers), repr(peers.signer)):
+        assert "PRIVATE KEY" not in shown and "BEGIN CERTIFICATE" in shown

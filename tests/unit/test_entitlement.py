@@ -22,7 +22,8 @@ from kvpool_agent.peer import entitlement, frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS, Entitlement
-from kvpool_agent.store.heads import Told
+from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.store.heads import NOTHING, Told
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
 from kvpool_contract.tenants import key_for
@@ -119,11 +120,58 @@ def test_an_unentitled_question_is_answered_as_a_miss_byte_for_byte(member: Made
     assert raw.ask(frames.Where(), frames.pack_keys(chain("public", 6))) == (frames.Found([]), b"")
 
 
-def test_what_the_unentitled_announce_is_not_kept(member: Made) -> None:
+def test_heads_are_told_to_the_entitled_alone(member: Made, tmp_path: Path) -> None:
+    source = member("source", public=[PUBLIC], acme=[ACME])
+    put(acme(source), KEYS)
+    raw = Raw(source.address)
+    answers = [raw.ask(frames.Heads(slab, 0, 0.0)) for slab in (ACME_ID, PUBLIC_ID, b"x" * 16)]
+    assert answers == [frames.pack_heads(NOTHING)] * 3
+    holder = asker(tmp_path, public=[PUBLIC], acme=[ACME])
+    with holder._lent(source.address, WAIT) as connection:
+        holder._entitlement.prove(connection)
+        assert Dialer.heads(connection, ACME_ID, 0, 0.0).added == (KEYS[0][:8],)
+    holder.close()
+
+
+def test_what_the_unentitled_announce_is_not_kept_and_counted(member: Made, tmp_path: Path) -> None:
     home = member("home", public=[PUBLIC])
     keys = chain("public", 3)
-    answer, _ = Raw(home.address).ask(frames.Announce([3], 0), frames.pack_announcement({keys[0]: keys}, ()))
+    raw, holder = Raw(home.address), asker(tmp_path, public=[PUBLIC], acme=[ACME])
+    answer, _ = raw.ask(frames.Announce([], 0), frames.pack_announcement({}, ()))  # nothing is no claim
+    assert isinstance(answer, frames.Announced) and "announced_without_key" not in home.account.counters
+    answer, _ = raw.ask(frames.Announce([3], 0), frames.pack_announcement({keys[0]: keys}, ()))
     assert isinstance(answer, frames.Announced) and len(home.entries) == 0
+    assert home.account.counters["announced_without_key"] == 1
+    holder.announce(home.address, {keys[0]: keys}, (), WAIT, fresh=True)
+    assert (len(home.entries), home.account.counters["announced_without_key"]) == (3, 1)
+    holder.close()
+
+
+class Takes:
+    """Takes whatever is offered."""
+
+    def __init__(self) -> None:
+        self.slabs: list[bytes] = []
+
+    def take(
+        self, _giver: object, slab: bytes, blocks: Sequence[HotBlock], _seconds: float, *, copy: bool
+    ) -> list[bool]:
+        self.slabs.append(slab)
+        return [True] * len(blocks)
+
+
+def test_what_the_unentitled_offer_is_not_taken_and_counted(member: Made, tmp_path: Path) -> None:
+    source = member("source", public=[PUBLIC], acme=[ACME])
+    source.server._taker = takes = Takes()
+    blocks = [HotBlock(KEYS[0], b"", 0, 2.0), HotBlock(KEYS[1], KEYS[0], 1, 1.0)]
+    raw = Raw(source.address)
+    for slab in (ACME_ID, PUBLIC_ID, b"x" * 16):
+        assert raw.ask(frames.Offer(slab, 1.0), frames.pack_hot(blocks)) == (frames.Taken(), bytes(2))
+    assert (takes.slabs, source.account.counters["offered_without_key"]) == ([], 3)
+    holder = asker(tmp_path, public=[PUBLIC], acme=[ACME])
+    assert holder.offer(source.address, ACME_ID, blocks, time.monotonic() + WAIT) == [True, True]
+    assert (takes.slabs, source.account.counters["offered_without_key"]) == ([ACME_ID], 3)
+    holder.close()
 
 
 def test_proofs_are_always_as_many_in_no_order_and_never_the_same(member: Made) -> None:

@@ -55,7 +55,8 @@ class Agent:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Agent]:
+def agent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    monkeypatch.setattr(front, "ANSWER_SECONDS", 30.0)  # an answer is what these tests are about, not how soon it comes
     made = Agent(tmp_path, request.param)
     yield made
     made.port.close()

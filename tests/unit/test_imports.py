@@ -48,13 +48,14 @@ def test_the_client_loads_the_standard_library_alone(module: str) -> None:
 def test_the_supervisor_loads_the_standard_library_alone() -> None:
     loaded = modules_after("import kvpool_agent.supervisor, kvpool_agent.__main__")
     before = packages(modules_after("pass"))
-    assert packages(loaded) - before - set(sys.stdlib_module_names) == {"kvpool_agent"}
+    assert packages(loaded) - before - set(sys.stdlib_module_names) == {"kvpool_agent", "kvpool_contract"}
     assert {name for name in loaded if name.startswith("kvpool")} == {
         "kvpool_agent",
-        "kvpool_agent.core_dumps",
         "kvpool_agent.listen",
         "kvpool_agent.supervisor",
         "kvpool_agent.__main__",
+        "kvpool_contract",
+        "kvpool_contract.core_dumps",
     }
 
 

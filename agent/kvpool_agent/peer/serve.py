@@ -70,8 +70,9 @@ class PeerServer:
         status: Callable[[], bytes] | None = None,
         entitlement: Entitlement | None = None,
     ) -> None:
-        """purposes: the bounds that hold now; `count(word)` is called for each bound that was hit. status: this
-        member's, for whoever asks here. entitlement: who may ask about what; without it there are no keys."""
+        """purposes: the bounds that hold now; `count(word)` is called for each bound that was hit and claim without
+        a key. status: this member's, for whoever asks here. entitlement: who may ask about what; without it there are
+        no keys."""
         self._transport = transport
         self._status = status
         self._source = source
@@ -256,6 +257,8 @@ class PeerServer:
         seconds = min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
         entitled = self._entitlement.entitled(connection, message.format)
         offer = (connection.peer, message.format, blocks, seconds)
+        if not entitled:
+            self._count("offered_without_key")
         taken = taker.take(*offer, copy=message.copy) if entitled else [False] * len(blocks)
         self._reply(connection, frames.Taken(), bytes(taken))
 
@@ -277,7 +280,8 @@ class PeerServer:
                     groups, withdrawn = frames.split_announcement(message, keys_of(connection, tail_length))
                 except frames.FrameError as error:
                     raise PeerError(str(error)) from None
-                if not self._entitlement.entitled_to_default(connection):
+                if (groups or withdrawn) and not self._entitlement.entitled_to_default(connection):
+                    self._count("announced_without_key")
                     groups, withdrawn = {}, ()
                 lease = directory.announce(holder, groups, withdrawn, fresh=message.fresh)
                 self._reply(connection, frames.Announced(lease))

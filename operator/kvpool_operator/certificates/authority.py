@@ -3,7 +3,7 @@ from them."""
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -24,7 +24,7 @@ class Pair:
     """A certificate and its key, both PEM."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
 
     @cached_property
     def parsed(self) -> x509.Certificate:

@@ -8,7 +8,7 @@ gone, or until the old authority has a week left: then the pool's other members 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from kvpool_operator.certificates.authority import Pair, read_pair
@@ -35,7 +35,7 @@ class PeerPlan:
     """The data that the Secret shall hold, what peers trust, and who signs. `pending`: another authority waits to
     sign. `expires`: of the newest authority. `next_change`: when the plan will be another one by the time alone."""
 
-    secret: dict[str, bytes]
+    secret: dict[str, bytes] = field(repr=False)
     bundle: bytes
     signer: Pair
     pending: bool

@@ -9,7 +9,7 @@ trust, however late the files of either arrive.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from kvpool_operator.certificates.authority import Pair, issued, names_of, new_authority, new_leaf, read_pair
@@ -46,8 +46,8 @@ class Plan:
     """The data that the two Secrets shall hold, the bundle, and when the certificates in use expire. `next_change`:
     when the plan will be another one by the time alone."""
 
-    authorities: dict[str, bytes]
-    leaf: dict[str, bytes]
+    authorities: dict[str, bytes] = field(repr=False)
+    leaf: dict[str, bytes] = field(repr=False)
     bundle: bytes
     authority_expires: datetime
     leaf_expires: datetime

@@ -17,6 +17,7 @@ from aiohttp import web
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from kvpool_contract import core_dumps
 from kvpool_contract.names import API_GROUP, POOL_LABEL
 from kvpool_operator.certificates.plan import Settings
 from kvpool_operator.controller import certificates as webhook_certificates
@@ -142,6 +143,7 @@ def wait_for_definition(cluster: Cluster, k8s_namespaces: list[str]) -> None:
 
 
 def main() -> None:
+    core_dumps.forbid()
     parser = argparse.ArgumentParser(prog="kvpool-controller", description="Looks after pools.")
     parser.add_argument("--namespace", action="append", default=[], help="look here only; may be repeated")
     parser.add_argument("--poll-seconds", type=float, default=10.0, help="how often agents are asked (default 10)")

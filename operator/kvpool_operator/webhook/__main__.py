@@ -8,6 +8,7 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 
+from kvpool_contract import core_dumps
 from kvpool_operator.inject import Settings
 from kvpool_operator.webhook.api import ApiError, ApiServer
 from kvpool_operator.webhook.server import Options, serve
@@ -64,6 +65,7 @@ async def run(chosen: Options) -> None:
 
 
 def main() -> None:
+    core_dumps.forbid()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     chosen = options()
     try:

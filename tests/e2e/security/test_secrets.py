@@ -31,7 +31,7 @@ LEAK = (
 LIMITLESS = (
     "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1))\nresource.setrlimit = lambda *_: None\n"
 )
-FORBIDS_NOTHING = "from kvpool_agent import core_dumps\ncore_dumps.forbid = lambda: None\n"
+FORBIDS_NOTHING = "from kvpool_contract import core_dumps\ncore_dumps.forbid = lambda: None\n"
 
 
 def forms(secret: bytes) -> Iterable[bytes]:

@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvpool_agent import core_dumps
 from kvpool_agent.peer.lending import End
 from kvpool_agent.peer.rdma import requests as say
 from kvpool_agent.peer.rdma.verbs import CHAIN, DEPTH, Device, devices
 from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_contract import core_dumps
 
 MAX_LINKS = 512
 IN_FLIGHT = 1024  # reads at a time over all queue pairs: all of them may fail at once, and each then completes
