@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import itertools
+import json
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ from kvpool_contract.config import AgentConfig, CacheNamespace, Members, Tls
 
 GATEWAY, NOW = b"g" * 32, 1_700_000_000.0
 MARK = "kvpool_mark"
+TENANTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "tenants.md"
 
 
 class Agent:
@@ -93,6 +95,29 @@ def test_only_the_gateway_can_say_whose_a_request_is(agent: Agent) -> None:
         assert judge(claim) == NOBODYS
         expected[word] = expected.get(word, 0) + 1
         assert agent.counted() == expected
+
+
+def gateway_of_the_page(key_file: Path) -> dict[str, Any]:
+    """What the page's example defines, with its key in this file and its clock at NOW."""
+    _, _, section = TENANTS_PAGE.read_text().partition("### A gateway\n")
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert "/etc/gateway/kvpool-key" in code
+    defined: dict[str, Any] = {}
+    exec(code.replace("/etc/gateway/kvpool-key", str(key_file)), defined)
+    defined["time"] = types.SimpleNamespace(time=lambda: NOW)
+    return defined
+
+
+@pytest.mark.parametrize("agent", ["Signed"], indirect=True)
+def test_what_the_pages_gateway_sends_is_taken_for_its_tenants(agent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(base64.b64encode(b"x" * 32))
+    of_a_client = {"prompt": "p", "kv_transfer_params": {"other": 1, CLAIM: "umbrella"}}
+    for key, verdict, counted in (("gateway", Verdict("acme"), {}), ("other", NOBODYS, {"claim_forged": 1})):
+        gateway = gateway_of_the_page(tmp_path / key)
+        sent = json.loads(gateway["to_engine"](json.dumps(of_a_client).encode(), "acme-inc"))
+        assert agent.front.judge(sent["kv_transfer_params"].pop(CLAIM)) == verdict
+        assert sent == {"prompt": "p", "kv_transfer_params": {"other": 1}}
+        assert agent.counted() == counted
 
 
 @pytest.mark.parametrize("agent", ["Ignore"], indirect=True)
