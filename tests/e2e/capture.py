@@ -41,6 +41,7 @@ class Capture:
         self._socket.bind(("lo", 0))
         self._socket.settimeout(LOOK_SECONDS)
         self._flows: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._planted: set[int] = set()  # ports that those bytes came from
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self.dropped = 0
@@ -75,9 +76,21 @@ class Capture:
         if payload:
             self._flows.setdefault((source, target), {}).setdefault(sequence, payload)
 
-    def streams(self) -> list[bytes]:
-        """What each direction of each connection has carried, in order."""
-        return [self._joined(parts) for parts in self._flows.values()]
+    def plant(self, port: int, data: bytes) -> None:
+        """Sends the bytes to this port as they are, so that a search for them has something to find."""
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            self._planted.add(sock.getsockname()[1])
+            sock.sendall(data)
+
+    def streams(self, port: int | None = None) -> list[bytes]:
+        """What each direction of each connection, or of those from and to one port, has carried, in order; without
+        what was planted."""
+        flows = {ends: parts for ends, parts in self._flows.items() if self._planted.isdisjoint(ends)}
+        return [self._joined(parts) for ends, parts in flows.items() if port in (None, *ends)]
+
+    def planted(self) -> list[bytes]:
+        """What was planted, as it was seen."""
+        return [self._joined(parts) for (source, _), parts in self._flows.items() if source in self._planted]
 
     @staticmethod
     def _joined(parts: dict[int, bytes]) -> bytes:

@@ -118,12 +118,14 @@ def test_no_key_is_ever_on_the_wire_and_names_are_in_clear_alone(tmp_path: Path,
             a.until_blocks(BLOCKS)
             b.until("sees it", lambda s: any(p.live and p.format == s.format and s.format for p in s.peers))
             assert ask(b, "acme") == Served(pool=BLOCKS)
+            uses = ("block names", "entitlement", "files")
+            keys = [made for key in KEYS.values() for made in (key, *(key_for(key, use) for use in uses))]
+            forms = [form for key in keys for form in (key, base64.b64encode(key)[:-2], key.hex().encode())]
+            capture.plant(a.replica.peer_port, b"\n".join(forms))
         streams = capture.streams()
         assert capture.dropped == 0 and sum(map(len, streams)) > BLOCKS * 4096
-        for key in KEYS.values():
-            for made in (key, *(key_for(key, use) for use in ("block names", "entitlement", "files"))):
-                forms = (made, base64.b64encode(made)[:-2], made.hex().encode())
-                assert not any(form in stream for form in forms for stream in streams)
+        assert [form for form in forms if any(form in stream for stream in streams)] == []
+        assert [form for form in forms if any(form in stream for stream in capture.planted())] == forms
         seen = [any(name in stream for stream in streams) for name in names(a, "acme")]
         assert seen == [not tls] * BLOCKS
     finally:

@@ -70,8 +70,8 @@ def test_an_eavesdropper_finds_nothing_inside_tls_and_everything_in_clear(tmp_pa
             node.replica.agent_environment[TEMPLATE_VARIABLE] = TEMPLATE
         hot, cold = prompt("hot", BLOCKS), prompt("cold", BLOCKS)
         try:
-            asked = [signer.port] if mode == "Managed" else []  # else it is anybody's, to connect from
-            looking = Capture([*asked, *(node.replica.peer_port for node in (a, b))])
+            signers = [signer.port] if mode == "Managed" else []  # else it is anybody's, to connect from
+            looking = Capture([*signers, *(node.replica.peer_port for node in (a, b))])
         except PermissionError:
             pytest.skip("needs CAP_NET_RAW, to look at the loopback interface")
         with looking as capture:
@@ -89,15 +89,20 @@ def test_an_eavesdropper_finds_nothing_inside_tls_and_everything_in_clear(tmp_pa
             assert b.engine.serve(cold) == Served(pool=BLOCKS)
             status = b.status()
             wanted = planted([a, b], status.format, [hot, cold])
-            hidden = secrets([a, b]) if mode == "Files" else {name: name.encode() for name in signer.tokens}
+            hidden = Planted(secrets([a, b]) if mode == "Files" else {name: name.encode() for name in signer.tokens})
+            capture.plant(a.replica.peer_port, b"\n".join(hidden.names.values()))
         assert capture.dropped == 0
         streams = capture.streams()
         moved = status.transfers["prewarm_in"].bytes + status.transfers["demand_in"].bytes
         assert moved == 2 * BLOCKS * ROW < sum(map(len, streams))
         assert wanted.found_in(streams) == (set() if tls else set(wanted.names))
-        assert Planted(hidden).found_in(streams) == set()
+        assert hidden.found_in(streams) == set()
+        assert hidden.found_in(capture.planted()) == set(hidden.names)
         assert status.tls.mode == mode
-        assert len(signer.asked) == len(hidden) == 2 or mode != "Managed"
+        if mode == "Managed":
+            assert len(signer.asked) == len(hidden.names) == 2
+            asked = sum(len(request.token) + len(request.csr) for request in signer.asked)
+            assert sum(map(len, capture.streams(signer.port))) > asked  # what went there was looked at, too
         in_clear = status.counters.get("connections_in_clear", 0)
         assert (in_clear == 0) is tls
     finally:
