@@ -63,9 +63,13 @@ class Flood:
 
 
 @pytest.fixture
-def pool(pool_in_clear: AgentPool) -> AgentPool:
-    """In clear, so that one process can be many members; inside TLS the name is the certificate's."""
-    return pool_in_clear
+def pool(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[AgentPool]:
+    """In clear, so that one process can be many members; inside TLS, where a test asks for that, the name is the
+    certificate's."""
+    tls = getattr(request, "param", False)
+    made = AgentPool(tmp_path, tls=tls, patient=tls)  # a handshake computes, on a machine that others keep busy
+    yield made
+    made.stop()
 
 
 @pytest.fixture
@@ -90,12 +94,14 @@ def test_a_member_with_too_many_connections_is_cut_at_its_share(joined: tuple[No
     wait_for("places again", lambda: Flood(source).greet(), SECONDS, 0.1)
 
 
+@pytest.mark.parametrize("pool", [True, False], ids=["inside TLS", "in clear"], indirect=True)
 def test_connections_that_say_nothing_take_no_places_of_other_addresses(joined: tuple[Node, Node, Flood]) -> None:
     source, asker, flood = joined
     silent = [flood.sock() for _ in range(HANDSHAKES + MORE)]
     source.until("the bound", lambda s: s.counters.get("bound_address_handshakes") == MORE)
     asker.loads_from(source, "handshakes", BLOCKS)
     source.until("their end", lambda s: s.counters.get("handshakes_failed") == HANDSHAKES)
+    assert counted(source, "tls_refused_peer_handshake") == (HANDSHAKES if source.replica.pool.tls else 0)
     for sock in silent:
         sock.close()
 
