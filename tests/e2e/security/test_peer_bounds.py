@@ -1,6 +1,7 @@
 """The answering side's bounds over real sockets: readers that stand still, askers that trickle, too many of them."""
 
 import socket
+import ssl
 import threading
 import time
 import types
@@ -8,34 +9,56 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import pytest
+from authority import CLUSTER, K8S_NAMESPACE, Authority, member_uri
+from trusted import client_context
 
 from kvpool_agent.account import Account
 from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.reading import Reading
+from kvpool_agent.identity.credentials import Credentials, read_credentials
 from kvpool_agent.peer import frames, serve
 from kvpool_agent.peer.connection import Connection, PeerBusy, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.tls import CLEAR, Tls
 from kvpool_agent.policy.purposes import Purposes, default_purposes, purposes
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab, Slabs
 from kvpool_agent.store.tag import tag_of
 from kvpool_contract.config import Drain, Loading, Prewarm, Replication
+from kvpool_contract.identity import CertificateName
 from kvpool_contract.names import format_fingerprint
 
 WAIT = 20.0
 FIELDS = {"engine": "bounds"}
 FORMAT = format_fingerprint(FIELDS)
 SLOT, BLOCKS = 4 << 20, 8
+AUTHORITY = Authority()
 
 
 def key(n: int) -> bytes:
     return bytes([n]) * 16
 
 
+def credentials(name: str) -> Credentials:
+    return read_credentials(*AUTHORITY.leaf(member_uri("pool", name)), AUTHORITY.certificate)
+
+
+def inside_tls(name: str, count: Callable[[str], None] = lambda _word: None) -> Tls:
+    own = credentials(name)
+    return Tls(lambda: own, CertificateName(CLUSTER, K8S_NAMESPACE, "pool"), count)
+
+
 class Member:
     """A real source: an arena with blocks, and its answering side."""
 
-    def __init__(self, table: Callable[[], Purposes] = default_purposes, slot: int = SLOT, slots: int = BLOCKS) -> None:
+    def __init__(
+        self,
+        table: Callable[[], Purposes] = default_purposes,
+        slot: int = SLOT,
+        slots: int = BLOCKS,
+        *,
+        tls: bool = False,
+    ) -> None:
         self.account = Account()
         slabs = Slabs(ArenaMemory.anonymous(slots * slot + (1 << 16)), 0.0)
         self.slab: Slab = slabs.open(FORMAT, FIELDS, slot)
@@ -46,7 +69,9 @@ class Member:
         identity = Identity("pool", "source", "inc")
         probe = types.SimpleNamespace(withdrawn=False)
         source = OwnBlocks(identity, slabs, Reading(self.account, table), lambda: "Ready(warm)", probe)  # type: ignore[arg-type]
-        self.server = serve.PeerServer("127.0.0.1", 0, source, purposes=table, count=self.account.count)
+        count = self.account.count
+        transport = inside_tls("source", count) if tls else CLEAR
+        self.server = serve.PeerServer("127.0.0.1", 0, source, purposes=table, count=count, transport=transport)
         self.server.start()
 
     @property
@@ -255,27 +280,61 @@ def test_a_source_that_stops_at_its_rate_says_so(dialer: Dialer) -> None:
             assert (len(landed.blocks) < 3) is stopped
 
 
+class Apart:
+    """A client's end of TLS without a socket: its bytes are the test's to send."""
+
+    def __init__(self) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._end = client_context(credentials("m")).wrap_bio(self._in, self._out)
+
+    def opening(self) -> bytes:
+        with suppress(ssl.SSLWantReadError):
+            self._end.do_handshake()
+        return self._out.read()
+
+    def shake_hands(self, sock: socket.socket) -> None:
+        sock.sendall(self.opening())
+        while True:
+            self._in.write(sock.recv(1 << 16))
+            with suppress(ssl.SSLWantReadError):
+                self._end.do_handshake()
+                break
+        sock.sendall(self._out.read())
+
+    def record(self, data: bytes) -> bytes:
+        self._end.write(data)
+        return self._out.read()
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["inside TLS", "in clear"])
 @pytest.mark.parametrize("part", ["handshake", "request"])
-def test_an_asker_that_trickles_is_cut_off(part: str, monkeypatch: pytest.MonkeyPatch, dialer: Dialer) -> None:
+def test_an_asker_that_trickles_is_cut_off(part: str, tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time, the whole does not."""
-    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS", 1.0)
-    monkeypatch.setattr(serve, "FRAME_SECONDS", 1.0)
-    with member() as source:
-        sock = socket.create_connection(("127.0.0.1", source.server.port))
-        if part == "request":
-            sock.sendall(frames.encode(frames.Hello([1], "pool", "m", "i")))
-            assert sock.recv(1000)
+    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS" if part == "handshake" else "FRAME_SECONDS", 1.0)
+    with member(tls=tls) as source:
+        sock, end = socket.create_connection(("127.0.0.1", source.server.port), timeout=WAIT), Apart()
         data = frames.encode(frames.Hello([1], "pool", "m" * 4000, "i"))
+        if part == "request":
+            hello = frames.encode(frames.Hello([1], "pool", "m", "i"))
+            if tls:
+                end.shake_hands(sock)
+                hello, data = end.record(hello), end.record(data)
+            sock.sendall(hello)
+            assert sock.recv(1000)
+        elif tls:
+            data = end.opening()
         with suppress(ConnectionError), sock:
-            sock.settimeout(WAIT)
             for byte in data:
                 sock.sendall(bytes([byte]))
                 time.sleep(0.02)
             raise AssertionError("it was read to its end")
         until(lambda: not source.server._open)
-        assert source.account.counters == ({"handshakes_failed": 1} if part == "handshake" else {})
+        handshake = {"handshakes_failed": 1, **({"tls_refused_peer_handshake": 1} if tls else {})}
+        assert source.account.counters == (handshake if part == "handshake" else {"tls_accepted": 1} if tls else {})
         monkeypatch.undo()
-        assert dialer.locate(source.address, FORMAT, keys(2), WAIT) == [True, True]
+        asker = Dialer(Identity("pool", "asker", "inc"), inside_tls("asker") if tls else CLEAR)
+        assert asker.locate(source.address, FORMAT, keys(2), WAIT) == [True, True]
+        asker.close()
 
 
 def test_connections_that_never_say_who_they_are_leave_places_for_those_that_do(
