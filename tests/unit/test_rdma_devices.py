@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.peer import frames
@@ -89,12 +90,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 class Member:
     """An agent's RDMA with one slab."""
 
-    def __init__(self, *devices: str) -> None:
+    def __init__(self, *devices: str, encrypted: bool = False, allowed: bool = False) -> None:
+        """allowed: to read by RDMA, which encrypts nothing, where members encrypt what they send."""
         self.account, self.memory = Account(), ArenaMemory.anonymous(SLOTS * SLOT)
         self.slab = Slab(b"f" * 16, {}, SLOT, self.memory, Arena(SLOTS))
         told = config.AgentConfig(
             version=1, pool="p", arenaBytes=self.memory.size, members=config.Members(file="none"),
-            tls=config.Tls(mode="Disabled"), transport=config.Transport(rdma=config.Rdma(devices=devices)),
+            tls=config.Tls(mode="Files" if encrypted else "Disabled"),
+            transport=config.Transport(rdma=config.Rdma(devices=devices, allowUnencrypted=allowed)),
         )  # fmt: skip
         self.rdma = Rdma(told, self.memory, lambda: [self.slab], self.account)
 
@@ -322,3 +325,16 @@ def test_a_slab_that_no_device_has_registered_is_not_tried_and_the_member_not_as
     assert not reader.ready(member.slab, "demand")
     assert fetched(member, dialer) == "rdma_looking"
     assert (dialer.asked, member.rdma.peers.failures()) == (0, [])
+
+
+def test_where_members_encrypt_no_device_is_looked_for_unless_it_is_allowed(node: Node) -> None:
+    refused = Member(encrypted=True)
+    refused.rdma.start()
+    told = refused.rdma.snapshot()
+    assert (told.in_use, told.reason, node.looks) == ("TCP", "rdma_unencrypted", 0)
+    assert not refused.rdma.ready(refused.slab)
+    for member in (Member(encrypted=True, allowed=True), Member()):
+        member.rdma.start()
+        wait_for("it is ready", lambda member=member: member.rdma.ready(member.slab), 10, 0.01)
+        assert (member.rdma.snapshot().in_use, member.rdma.snapshot().reason) == ("RDMA", "")
+        member.rdma.close()
