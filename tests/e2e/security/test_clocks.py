@@ -33,7 +33,7 @@ def test_a_member_whose_certificate_is_not_valid_by_the_clock_is_named_and_comes
     assert a.engine.serve(prompt("b's", BLOCKS)) == Served(computed=BLOCKS)
     address = f"127.0.0.1:{b.replica.peer_port}"
     # b may have asked before a knew of it
-    found = a.until("has asked it", lambda s: address in {one.address for one in s.peers if one.error})
+    found = a.until("has asked it", lambda s: address in {one.address for one in s.peers if seen in one.error})
     (peer,) = (one for one in found.peers if one.address == address)
     assert not peer.live and seen in peer.error
     # the others go on
