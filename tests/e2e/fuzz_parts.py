@@ -8,6 +8,11 @@ from typing import Any
 
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.peer import frames
+from kvpool_agent.peer.connection import Connection
+from kvpool_agent.peer.lend import Lot
+from kvpool_agent.peer.lending import LEAST_MTU, MOST_MTU, End, Joined
+from kvpool_agent.peer.rdma import requests as say
+from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.peer.serve import MAX_FETCH_SECONDS
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import Told
@@ -16,6 +21,9 @@ FORMAT = b"f" * 16
 KEYS = [bytes([n]) * 16 for n in range(4)]
 FIELDS = {"engine": "fuzzed"}
 BLOCK = b"d" * 512
+SLAB_BYTES = len(KEYS) * len(BLOCK)
+END = End(7, 9, b"g" * 16, MOST_MTU, 16)
+LOT = 2  # blocks that are lent at a time
 HASH_BYTES, ROWS, ROW = 32, 8, 4096
 MOST_ENTRIES = 64
 KEY_BYTES = 16
@@ -69,6 +77,11 @@ def must_be_keys(keys: Sequence[bytes]) -> None:
     must(all(type(key) is bytes and len(key) == KEY_BYTES for key in keys), "something is no block key")
 
 
+def must_be_an_end(end: End) -> None:
+    must(0 <= end.queue_pair < 1 << 24 and 0 <= end.packet < 1 << 24, "no number of a queue pair or a packet")
+    must(len(end.gid) == 16 and LEAST_MTU <= end.mtu <= MOST_MTU and 1 <= end.reads <= 255, "no port")
+
+
 # -- between members -----------------------------------------------------------------------------------
 
 
@@ -101,6 +114,45 @@ class Shelf:
     ) -> Iterator[Iterator[tuple[int, bytes, memoryview]]]:
         must_be_keys(keys)
         yield ((index, b"t" * 16, memoryview(BLOCK)) for index, key in enumerate(keys) if key in KEYS)
+
+    @contextlib.contextmanager
+    def lots(self, fingerprint: bytes, keys: Sequence[bytes], purpose: str) -> Iterator[Iterator[Lot]]:
+        must_be_keys(keys)
+        places = [(KEYS.index(key) * len(BLOCK), b"t" * 16) if key in KEYS else None for key in keys]
+        parts = [(first, places[first : first + LOT]) for first in range(0, len(places), LOT)]
+        yield (Lot(first, 1.0, part, len(BLOCK) * (len(part) - part.count(None))) for first, part in parts)
+
+    def taken(self, fingerprint: bytes, purpose: str, blocks: int) -> None:
+        must(0 <= blocks <= LOT, "more blocks than were lent")
+
+    def join(self, connection: Connection, fingerprint: bytes, other: End) -> Joined:
+        must_be_an_end(other)
+        if fingerprint != FORMAT:
+            raise RdmaError("rdma_withdrawn")
+        return Joined(END, 1 << 20, SLAB_BYTES, 5)
+
+
+class Device:
+    """Stands for a device that reads what was lent, and for the slab that it reads into."""
+
+    slot_bytes = len(BLOCK)
+
+    def __init__(self, there: Joined) -> None:
+        must_be_an_end(there.end)
+        self._there = there
+
+    def view(self, slot: int) -> memoryview:
+        must(0 <= slot < len(KEYS), "no slot")
+        return memoryview(BLOCK)
+
+    def ask(self, make: Any, _expected: Any, seconds: float) -> None:
+        read: say.Read = make(number=1)
+        must(len(say.encode(read)) <= say.MAX_PACKET, "a request that fits into no packet")
+        must(0 <= read.seconds <= seconds, "a read without an end")
+        begin, end = self._there.address, self._there.address + self._there.length
+        for there, here, size in read.segments:
+            must(begin <= there and there + size <= end, "a read beyond the slab there")
+            must(here >= 0 and here + size <= SLAB_BYTES, "a read beyond the slots here")
 
 
 class Basket:

@@ -15,6 +15,7 @@ from unittest import mock
 from fuzz_parts import (
     BLOCK,
     CHAIN,
+    END,
     FIELDS,
     FORMAT,
     HASH_BYTES,
@@ -27,6 +28,7 @@ from fuzz_parts import (
     Basket,
     Board,
     Bytes,
+    Device,
     Shelf,
     must,
 )
@@ -34,14 +36,19 @@ from fuzz_parts import (
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, Refusal
 from kvpool_agent.flows.attach import EngineHandler, EngineSession, Hooks
-from kvpool_agent.keyring import Space
+from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
-from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS
+from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS, Entitlement
+from kvpool_agent.peer.lending import Borrow, Join, Returned
+from kvpool_agent.peer.rdma.reader import _Read
+from kvpool_agent.peer.rdma.transport import Link, _asked
+from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.slab import NoRoom
+from kvpool_agent.store.tag import tag_of
 from kvpool_agent.supervisor import Probes
 from kvpool_client import wire
 from kvpool_client.groups import FULL, Group
@@ -88,7 +95,8 @@ REQUESTS: list[tuple[frames.AnyMessage, bytes]] = [
     (frames.Announce([2, 1], 1), frames.pack_announcement({KEYS[0]: KEYS[:2], KEYS[2]: KEYS[2:3]}, KEYS[3:])),
     (frames.Where(), b"".join(KEYS)), (frames.Heads(FORMAT, 1, 0.1), b""), (frames.Status(), b""),
     (frames.Entitle(bytes(frames.NONCE_BYTES)), b""), (frames.Proof(), bytes(PROOFS * PROOF_BYTES)),
-    (frames.Offer(FORMAT, 1.0), frames.pack_hot(HOT)),
+    (frames.Offer(FORMAT, 1.0), frames.pack_hot(HOT)), (Join(FORMAT, END), b""),
+    (Borrow(FORMAT, "demand", 1.0), b"".join(KEYS)), (Returned(2), b""),
 ]  # fmt: skip
 
 
@@ -101,6 +109,9 @@ def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += 3 + length
 
 
+_RING = Keyring()
+_RING.default.take([bytes(32)])
+PROVER = Entitlement(_RING, ("asker", "inc"))
 WELCOME = frames.encode(frames.Welcome(frames.OFFER_VERSION, "m", "i", "Ready(warm)", FORMAT.hex(), 4))
 
 
@@ -118,8 +129,11 @@ def asker(data: bytes) -> None:
             raise PeerError("another length")
         read_into(memoryview(bytearray(length)))
 
+    def landed(index: int, tag: bytes, _slot: int) -> None:
+        must(0 <= index < len(KEYS) and tag == tag_of(KEYS[index], memoryview(BLOCK)), "a block with another tag")
+
     def ask() -> None:
-        match what % 9:
+        match what % 11:
             case 0:
                 must(len(dialer.locate(address, FORMAT, KEYS, 9)) == len(KEYS), "as many answers as keys")
             case 1:
@@ -143,13 +157,23 @@ def asker(data: bytes) -> None:
             case 7:
                 connection, _ = dialer.handshake(address)
                 must(len(dialer.renew(connection).members) <= frames.MAX_TOLD, "too many members told")
-            case _:
+            case 8:
                 taken = dialer.offer(address, FORMAT, HOT, 2.0**40)
                 must(len(taken) == len(HOT), "as many answers as blocks")
+            case 9:
+                connection, _ = dialer.handshake(address)
+                PROVER.prove(connection)
+                must(not connection.proved, "a proof by one who has no key")
+            case _:
+                connection, _ = dialer.handshake(address)
+                there = _asked(connection, Join(FORMAT, END), len(BLOCK))
+                device: Any = Device(there)
+                slots, link = list(range(len(KEYS))), Link(device, 1, there)
+                _Read(Account(), device, KEYS, slots, lambda: None, landed, link, 2.0**40).all(connection)
 
     with (
         mock.patch.object(Connection, "dial", lambda *_: Connection(Bytes(stream))),
-        contextlib.suppress(PeerError),
+        contextlib.suppress(PeerError, RdmaError),
     ):
         ask()
 
