@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fuzz_parts import BLOCK, CHAIN, FORMAT, HASH_BYTES, KEYS, PAIRS, ROW, ROWS, Board, Shelf
+from fuzz_parts import BLOCK, CHAIN, END, FORMAT, HASH_BYTES, KEYS, PAIRS, ROW, ROWS, SLAB_BYTES, Board, Shelf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replica import wait_for
@@ -33,6 +33,8 @@ from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError, keys_of
 from kvpool_agent.peer.dial import Dialer, Identity
+from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS
+from kvpool_agent.peer.lending import Borrow, Join, Joined, Lent, Returned, pack_places, unpack_places
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import Told
@@ -48,7 +50,7 @@ MOST_ENTRIES = 16  # so few that mutants reach the bound
 PEER_FRAMES = [
     frames.encode(message, len(tail)) + tail
     for message, tail in (
-        (frames.Hello([2, 1], "pool", "m", "i"), b""),
+        (frames.Hello(list(frames.VERSIONS), "pool", "m", "i"), b""),
         (frames.Welcome(1, "m", "i", "Ready(warm)", "ff" * 16, 4), b""),
         (frames.Refused("busy", 0.2), b""),
         (frames.Locate(FORMAT), b"".join(KEYS)),
@@ -67,6 +69,13 @@ PEER_FRAMES = [
         (frames.Heads(FORMAT, 1, 0.0), b""),
         frames.pack_heads(Told(2, False, (b"h" * 8,), (b"g" * 8,))),
         (frames.StatusTold(), b"{}"),
+        (frames.Entitle(bytes(frames.NONCE_BYTES)), b""),
+        (frames.Proof(), bytes(PROOFS * PROOF_BYTES)),
+        (Join(FORMAT, END), b""),
+        (Joined(END, 1 << 20, SLAB_BYTES, 5), b""),
+        (Borrow(FORMAT, "demand", 1.0), b"".join(KEYS)),
+        (Lent(0, 1.0), pack_places([(0, b"t" * 16), None])),
+        (Returned(2), b""),
     )
 ]
 GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}]
@@ -185,6 +194,8 @@ def test_headers_between_agents_are_messages_or_one_frame_error(data: bytes) -> 
     for read in readers:
         with contextlib.suppress(frames.FrameError):
             read(data)
+    with contextlib.suppress(ValueError):
+        unpack_places(data)
 
 
 @examples(150)
