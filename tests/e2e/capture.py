@@ -32,13 +32,14 @@ class Capture:
     """From entering to leaving the context; raises PermissionError where this process may not look."""
 
     def __init__(self, ports: Sequence[int]) -> None:
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        # of no protocol until its filter is there: what came before that would be anybody's
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         program = b"".join(struct.pack("HBBI", *one) for one in _filter(ports))
         held = ctypes.create_string_buffer(program)
         size = len(program) // 8
         self._socket.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", size, ctypes.addressof(held)))
         self._socket.setsockopt(socket.SOL_SOCKET, 33, BUFFER_BYTES)  # SO_RCVBUFFORCE
-        self._socket.bind(("lo", 0))
+        self._socket.bind(("lo", ETH_P_ALL))
         self._socket.settimeout(LOOK_SECONDS)
         self._flows: dict[tuple[int, int], dict[int, bytes]] = {}
         self._planted: set[int] = set()  # ports that those bytes came from

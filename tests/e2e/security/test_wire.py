@@ -1,12 +1,15 @@
 """All traffic between the agents of a pool, caught on the interface: nothing that was planted is in it."""
 
+import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from agent_pool import AgentPool, Node, block_name
 from capture import Capture
+from replica import free_port
 from signer import Signer, managed
 from standin_engine import Served, block_bytes, engine_keys, prompt
 
@@ -108,3 +111,33 @@ def test_an_eavesdropper_finds_nothing_inside_tls_and_everything_in_clear(tmp_pa
     finally:
         pool.stop()
         signer.stop()
+
+
+def test_an_eavesdropper_has_nothing_of_other_ports_however_busy_they_are() -> None:
+    over = threading.Event()
+
+    def talk() -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as sending,
+        ):
+            receiving, _ = server.accept()
+            with receiving:
+                while not over.is_set():
+                    sending.sendall(b"Ready(")
+                    receiving.recv(64)
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    seen = []
+    try:
+        for _ in range(20):
+            with Capture([free_port()]) as capture:
+                pass
+            seen += capture.streams()
+    except PermissionError:
+        pytest.skip("needs CAP_NET_RAW, to look at the loopback interface")
+    finally:
+        over.set()
+        talking.join()
+    assert seen == []
