@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fuzz_parts import BLOCK, CHAIN, END, FORMAT, HASH_BYTES, KEYS, PAIRS, ROW, ROWS, SLAB_BYTES, Board, Shelf
+from fuzz_targets import REQUESTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replica import wait_for
@@ -33,8 +34,7 @@ from kvpool_agent.flows.store import StoreFlow
 from kvpool_agent.peer import frames
 from kvpool_agent.peer.connection import Connection, PeerError, keys_of
 from kvpool_agent.peer.dial import Dialer, Identity
-from kvpool_agent.peer.entitlement import PROOF_BYTES, PROOFS
-from kvpool_agent.peer.lending import Borrow, Join, Joined, Lent, Returned, pack_places, unpack_places
+from kvpool_agent.peer.lending import Joined, Lent, pack_places, unpack_places
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import Told
@@ -47,36 +47,32 @@ FIELDS = {"engine": "mutant", "row_bytes": ROW}
 OTHER_CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(9, 12))
 MOST_ENTRIES = 16  # so few that mutants reach the bound
 
+
+def framed(*parts: tuple[frames.AnyMessage, bytes]) -> list[bytes]:
+    return [frames.encode(message, len(tail)) + tail for message, tail in parts]
+
+
+(GREETING,) = framed((frames.Hello(list(frames.VERSIONS), "pool", "m", "i"), b""))
+ASKED = framed(*REQUESTS)
 PEER_FRAMES = [
-    frames.encode(message, len(tail)) + tail
-    for message, tail in (
-        (frames.Hello(list(frames.VERSIONS), "pool", "m", "i"), b""),
+    GREETING,
+    *ASKED,
+    *framed(
         (frames.Welcome(1, "m", "i", "Ready(warm)", "ff" * 16, 4), b""),
         (frames.Refused("busy", 0.2), b""),
-        (frames.Locate(FORMAT), b"".join(KEYS)),
         (frames.Located(), b"\1\0\1\0"),
-        (frames.Fetch(FORMAT, "demand", 1.0), b"".join(KEYS)),
         (frames.Block(1, b"t" * 16), BLOCK),
-        (frames.Hot(FORMAT, 10), b""),
         (frames.HotList(), frames.pack_hot([HotBlock(KEYS[0], b"", 0, 1.0)])),
-        *((bare(), b"") for bare in (frames.Ping, frames.FetchEnd, frames.Describe, frames.Renew)),
+        (frames.FetchEnd(), b""),
         (frames.Described(), frames.pack_fields(FIELDS)),
         (frames.Renewed(7, [("10.0.0.1:7700", "uid")]), b""),
-        (frames.Announce([2, 1], 1), frames.pack_announcement({KEYS[0]: KEYS[:2], KEYS[2]: KEYS[2:3]}, KEYS[3:])),
         (frames.Announced(7), b""),
-        (frames.Where(), b"".join(KEYS)),
         (frames.Found([("uid", "inc")]), frames.pack_held([[True] * len(KEYS)])),
-        (frames.Heads(FORMAT, 1, 0.0), b""),
         frames.pack_heads(Told(2, False, (b"h" * 8,), (b"g" * 8,))),
         (frames.StatusTold(), b"{}"),
-        (frames.Entitle(bytes(frames.NONCE_BYTES)), b""),
-        (frames.Proof(), bytes(PROOFS * PROOF_BYTES)),
-        (Join(FORMAT, END), b""),
         (Joined(END, 1 << 20, SLAB_BYTES, 5), b""),
-        (Borrow(FORMAT, "demand", 1.0), b"".join(KEYS)),
         (Lent(0, 1.0), pack_places([(0, b"t" * 16), None])),
-        (Returned(2), b""),
-    )
+    ),
 ]
 GROUPS = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}]
 GEOMETRY = {"row_bytes": ROW, "rows": ROWS, "hash_bytes": HASH_BYTES, "groups": GROUPS}
@@ -246,13 +242,17 @@ def dialer() -> Iterator[Dialer]:
 
 
 @examples(100)
-@given(data=streams(PEER_FRAMES), greeted=st.booleans())
+@given(
+    before=st.one_of(st.just(None), st.lists(st.sampled_from(ASKED), max_size=3)),
+    data=st.one_of(streams(ASKED), streams(PEER_FRAMES)),
+)
 def test_a_peer_server_fed_mutants_serves_others(
-    server: PeerServer, dialer: Dialer, board: Board, data: bytes, greeted: bool
+    server: PeerServer, dialer: Dialer, board: Board, before: list[bytes] | None, data: bytes
 ) -> None:
+    """before: what is asked, and well-formed, before the mutants come; None: not even a greeting."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as sock:
         with contextlib.suppress(OSError):
-            sock.sendall((PEER_FRAMES[0] if greeted else b"") + data)
+            sock.sendall((GREETING + b"".join(before) if before is not None else b"") + data)
             sock.shutdown(socket.SHUT_WR)
         drain(sock)
     assert dialer.locate(f"127.0.0.1:{server.port}", FORMAT, KEYS, WAIT) == [True] * 4
