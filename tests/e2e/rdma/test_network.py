@@ -1,13 +1,15 @@
 """A network that loses packets, links that go down, members that are killed: what was asked for comes all the same."""
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rdma.cable import SLOW, disturbed, link_down, lost, objects, received
+from rdma.cable import SLOWER, disturbed, link_down, lost, objects, received
 from rdma.member import SLOT, RdmaMember, alone, chain, fetching, members, until, until_reading
+from replica import wait_for
 
 from kvpool_agent.peer import shares
 from kvpool_contract.status import Transport
@@ -54,7 +56,7 @@ def test_a_link_that_goes_down_under_a_read_is_this_devices_fault_and_the_rest_c
     a, b = pair
     keys, more = chain("down", 128), chain("while down", 4)
     a.store(keys), a.store(more)
-    with disturbed(devices[0], *SLOW):
+    with disturbed(devices[0], *SLOWER):
         since = received(devices[1])
         with fetching(lambda: b.fetch(a, keys)) as ended:
             until_reading(b, devices[1], since)
@@ -62,19 +64,26 @@ def test_a_link_that_goes_down_under_a_read_is_this_devices_fault_and_the_rest_c
                 until("the request has its blocks", lambda: ended)
                 assert (ended, b.holds(keys), b.moved("demand_in")[0]) == ([""], 128, 128)
                 assert b.moved("rdma_in")[0] < 128
-                assert b.counted("fallback") == {"fallback_rdma_port_down": 1}
+                # what the request asks for later the other member refuses, whose end of the cable is down as well
+                fallbacks = b.counted("fallback")
+                assert fallbacks["fallback_rdma_port_down"] == 1
+                assert set(fallbacks) <= {"fallback_rdma_port_down", "fallback_rdma_peer_without"}
                 until("the device is left", lambda: told(b) == ("TCP", "rdma_port_down", "failed"))
-                assert b.rdma.peers.failures() == []
+                assert {error.reason for _, error in b.rdma.peers.failures()} <= {"rdma_peer_without"}
                 assert b.fetch(a, more) == ""  # nothing is tried meanwhile
-                assert (b.holds(more), b.counted("fallback")) == (4, {"fallback_rdma_port_down": 1})
+                assert (b.holds(more), b.counted("fallback")) == (4, fallbacks)
     for member in pair:
         until("the device is back", lambda member=member: told(member) == ("RDMA", "", "ready"))
         member.until_ready()
-    again = chain("up again", 4)
-    a.store(again)
-    before = b.moved("rdma_in")[0]
-    assert b.fetch(a, again) == ""
-    assert (b.holds(again), b.moved("rdma_in")[0] - before) == (4, 4)
+    tries = itertools.count()
+
+    def by_rdma() -> bool:
+        again, before = chain(f"up again {next(tries)}", 1), b.moved("rdma_in")[0]
+        a.store(again)
+        assert (b.fetch(a, again), b.holds(again)) == ("", 1)
+        return b.moved("rdma_in")[0] == before + 1
+
+    wait_for("blocks come by RDMA again", by_rdma, 60, 1)
 
 
 def told(member: RdmaMember) -> tuple[str, str, str]:
@@ -88,7 +97,7 @@ def test_of_a_member_that_is_killed_under_a_read_nothing_is_kept_that_has_not_co
 ) -> None:
     a, b = pair
     keys, used = chain("alone", 96), b.slab.arena.used_slots
-    with alone(devices[0], 96) as (process, address), disturbed(devices[0], *SLOW):
+    with alone(devices[0], 96) as (process, address), disturbed(devices[0], *SLOWER):
         since = received(devices[1])
         with fetching(lambda: b.fetch(address, keys)) as ended:
             until_reading(b, devices[1], since)
@@ -131,7 +140,7 @@ def test_connections_leave_no_queue_pair_no_descriptor_and_no_memory_behind(
     assert {kind: len(objects(kind)) for kind in ("mr", "pd", "cq")} == kept
     assert [files for files, _ in after] == [files for files, _ in before]
     grown = [now - then for (_, now), (_, then) in zip(after, before, strict=True)]
-    assert max(grown) < max(CONNECTIONS << 10, 1 << 18), grown  # that much for each, beyond what an allocator keeps
+    assert max(grown) < 1 << 20, grown  # of a thousand, a kilobyte for each would be seen
     assert b.account.counters == {}
 
 
