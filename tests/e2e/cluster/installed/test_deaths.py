@@ -6,7 +6,7 @@ from cluster import provider
 from cluster.chart import CONTROLLER, Chart
 from cluster.installed.conftest import HOT_BLOCKS
 from cluster.kube import wait_for
-from cluster.standins import NAME, SMALL, Served, StandIns, ask
+from cluster.standins import NAME, SMALL, Served, StandIns, ask, wait_known, wait_probed
 
 BLOCKS = HOT_BLOCKS
 POOLS = 6
@@ -68,6 +68,8 @@ def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(lasting: 
         lasting.kubectl("delete", "pod", victim.pod.name, "--wait=false", *how)
         (new,) = (m for m in lasting.wait_ready(2, without={victim.pod.name}) if m.pod.name != kept.pod.name)
         assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS), how
+        wait_probed([new], "alone", "same")
+        wait_known(new, hot)
         assert ask(new.pod.address, hot) == Served(pool=BLOCKS), how
         wait_for("the deleted pod is gone", lambda: not terminating(lasting), 30)
         lasting.wait_status(phase="Ready", ready="2/2", warm=f"{min(turn, 2)}/2")

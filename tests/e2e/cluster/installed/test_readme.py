@@ -56,6 +56,8 @@ def test_what_readme_says_installs_kvpool_and_two_replicas_share_and_a_third_joi
         (third,) = (Member(p, llm) for p in llm.pods("app=chat") if p.name not in (first.pod.name, second.pod.name))
         status = third.status()
         assert (status.state, status.warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
+        wait_probed([third], "alone", "same")
+        wait_known(third, prompt("p", BLOCKS))
         assert ask(third.pod.address, prompt("p", BLOCKS)) == Served(pool=BLOCKS)
 
         def row() -> bool:
