@@ -4,11 +4,10 @@ import pytest
 
 from cluster import provider
 from cluster.chart import CONTROLLER, Chart
-from cluster.installed.conftest import HOT_BLOCKS
 from cluster.kube import wait_for
 from cluster.standins import NAME, SMALL, Served, StandIns, ask, wait_known, wait_probed
 
-BLOCKS = HOT_BLOCKS
+BLOCKS = 8
 POOLS = 6
 LEAVES_NODES_ALONE = "the nodes of a named cluster are its owner's"
 
@@ -60,44 +59,43 @@ def pool_document(name: str) -> dict[str, object]:
     return {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": name}}
 
 
-def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(lasting: StandIns, hot: list[int]) -> None:
+def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(standins: StandIns) -> None:
     """With grace, without, and by force, after which nobody waits for their end."""
-    members = lasting.members()
+    members = standins.create(2)
+    tokens = standins.heat("hot", BLOCKS)
     for turn, how in enumerate(((), ("--grace-period=0",), ("--grace-period=0", "--force")), start=1):
         kept, victim = members
-        lasting.kubectl("delete", "pod", victim.pod.name, "--wait=false", *how)
-        (new,) = (m for m in lasting.wait_ready(2, without={victim.pod.name}) if m.pod.name != kept.pod.name)
+        standins.kubectl("delete", "pod", victim.pod.name, "--wait=false", *how)
+        (new,) = (m for m in standins.wait_ready(2, without={victim.pod.name}) if m.pod.name != kept.pod.name)
         assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS), how
         wait_probed([new], "alone", "same")
-        wait_known(new, hot)
-        assert ask(new.pod.address, hot) == Served(pool=BLOCKS), how
-        wait_for("the deleted pod is gone", lambda: not terminating(lasting), 30)
-        # on a busy machine who was among the first may have turned ready by a deadline; later all have been warmed
-        phase = {"phase": "Ready"} if turn > 1 else {}
-        lasting.wait_status(ready="2/2", warm=f"{min(turn, 2)}/2", **phase)
+        wait_known(new, tokens)
+        assert ask(new.pod.address, tokens) == Served(pool=BLOCKS), how
+        wait_for("the deleted pod is gone", lambda: not terminating(standins), 30)
+        standins.wait_status(phase="Ready", ready="2/2", warm=f"{min(turn, 2)}/2")
         members = [new, kept]  # the next victim is the other one
 
 
-def test_a_drained_node_gives_its_pods_to_another_one_and_they_warm(
-    chart: Chart, lasting: StandIns, hot: list[int]
-) -> None:
-    on = {pod.name: node for pod, node in nodes(lasting)}
+def test_a_drained_node_gives_its_pods_to_another_one_and_they_warm(chart: Chart, standins: StandIns) -> None:
+    standins.create(2)
+    standins.heat("hot", BLOCKS)
+    on = {pod.name: node for pod, node in nodes(standins)}
     drained = next(iter(on.values()))
     moved = {name for name, node in on.items() if node == drained}
     try:
-        lasting.kubectl(
+        standins.kubectl(
             "drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=100s",
             "--pod-selector", f"app={NAME}",
         )  # fmt: skip
-        members = lasting.wait_ready(2, without=moved)
+        members = standins.wait_ready(2, without=moved)
     finally:
-        lasting.kubectl("uncordon", drained)
-    assert drained not in {node for _, node in nodes(lasting)}
+        standins.kubectl("uncordon", drained)
+    assert drained not in {node for _, node in nodes(standins)}
     if len(moved) == 1:  # else nobody was left to warm from
         (new,) = (m for m in members if m.pod.name not in on)
         assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
-    wait_for("nothing sticks", lambda: not terminating(lasting), 30)
-    lasting.wait_status(phase="Ready", ready="2/2")
+    wait_for("nothing sticks", lambda: not terminating(standins), 30)
+    standins.wait_status(phase="Ready", ready="2/2")
 
 
 def test_a_node_that_dies_takes_its_pods_along_and_the_pool_heals(
