@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool_cli import advice, break_even
+from kvpool_cli import advice, break_even, verdicts
 from kvpool_cli.break_even import Prices
 from kvpool_cli.observed import Observed
 from kvpool_cli.tables import GB, table
@@ -70,21 +70,14 @@ def as_json(judged: Judged, window: str) -> str:
         "newcomers": {"hotSetBytes": seen.hot_bytes, "scaleOutBytesPerSecond": _scale_out(judged)},
         "breakEven": break_even.rows(judged.prices) if judged.prices else None,
         "paths": break_even.by_way(judged.prices) if judged.prices else [],
-        "verdicts": [
-            {
-                "class": judged.verdict.kind,
-                "verdict": judged.verdict.word,
-                "saved": round(judged.verdict.saved, 4),
-                "reason": judged.verdict.reason,
-            }
-        ],
+        "verdicts": [verdicts.as_row(judged.verdict)],
         "pool": judged.pool,
     }
     return json.dumps(told, indent=2) + "\n"
 
 
 def as_text(judged: Judged, window: str) -> str:
-    seen, verdict = judged.observed, judged.verdict
+    seen = judged.observed
     near, far = (100 * seen.part(blocks) for blocks in (seen.local, seen.shared))
     lines = [
         f"{seen.members} agents, {seen.blocks:.0f} prompt blocks within {window}: {near:.1f}% found at the replica, "
@@ -108,7 +101,7 @@ def as_text(judged: Judged, window: str) -> str:
         ]
     if judged.prices:
         lines += ["", *break_even.as_lines(judged.prices)]
-    lines += ["", f"all requests: {verdict.word}. {verdict.reason[0].upper()}{verdict.reason[1:]}."]
+    lines += ["", verdicts.as_line(judged.verdict)]
     if judged.pool is not None:
         lines += ["", "The pool to apply:", "", *advice.as_yaml(judged.pool).splitlines()]
     return "\n".join([*lines, ""])

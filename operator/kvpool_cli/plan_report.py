@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvpool_cli import advice, break_even
+from kvpool_cli import advice, break_even, verdicts
 from kvpool_cli.plan import Planned
 from kvpool_cli.tables import GB, table
 from kvpool_lab.fleet import Fleet, Flows, Tally
@@ -50,10 +50,7 @@ def document(planned: Planned, pool_name: str, k8s_namespace: str) -> dict[str, 
         "newcomers": _newcomers(planned),
         "breakEven": break_even.rows(wanted.prices) if wanted.prices else None,
         "paths": break_even.by_way(wanted.prices) if wanted.prices else [],
-        "verdicts": [
-            {"class": each.kind, "verdict": each.word, "saved": round(each.saved, 4), "reason": each.reason}
-            for each in planned.verdicts
-        ],
+        "verdicts": [verdicts.as_row(each) for each in planned.verdicts],
         "pool": pool,
     }
 
@@ -151,17 +148,13 @@ def as_text(planned: Planned, pool_name: str, k8s_namespace: str) -> str:
     if planned.wanted.prices is not None:
         lines += ["", *break_even.as_lines(planned.wanted.prices)]
     for verdict in planned.verdicts:
-        lines += ["", f"{verdict.kind or 'all requests'}: {verdict.word}. {_sentence(verdict.reason)}"]
+        lines += ["", verdicts.as_line(verdict)]
     pool = advice.pool(planned, pool_name, k8s_namespace)
     if pool is not None:
         lines += ["", "The pool to apply:", "", *advice.as_yaml(pool).splitlines()]
     elif not planned.verdicts:
         lines += ["", "For a verdict say what computing and loading cost: --prefill-rate or --engine, and --path."]
     return "\n".join([*lines, ""])
-
-
-def _sentence(reason: str) -> str:
-    return f"{reason[0].upper()}{reason[1:]}."
 
 
 def _capacities(planned: Planned) -> list[str]:

@@ -1,8 +1,6 @@
 """A real S3 server (moto's) as a process of its own, which checks who asks, and what lies in it."""
 
-import signal
 import ssl
-import subprocess
 import sys
 import time
 import urllib.request
@@ -15,23 +13,19 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from replica import LOOPBACK, free_port, wait_for
+from store_process import StoreProcess
 
 BUCKET, REGION = "caches", "eu-south-7"
 POLICY = """{"Version": "2012-10-17", "Statement": [
   {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}]}"""
 
 
-class S3Server:
-    """One bucket on the loopback address, in memory alone. `credentials`: the folder of a Secret that opens it."""
+class S3Server(StoreProcess):
+    """One bucket on the loopback address, in memory alone."""
 
     def __init__(self, folder: Path, *, tls: tuple[Path, Path] | None = None) -> None:
-        """tls: certificate and key with which it talks inside TLS, as localhost; by `ca.crt` of the credentials it is
-        trusted."""
-        self._folder, self._tls = folder, tls
-        self.port = free_port()
-        self.credentials = folder / "credentials"
+        super().__init__(folder, free_port(), tls)
         self.client: Any = None
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -48,8 +42,7 @@ class S3Server:
         command = [sys.executable, "-m", "moto.server", "--host", LOOPBACK, "--port", str(self.port)]
         if self._tls:
             command += ["--ssl", "--ssl-cert", str(self._tls[0]), "--ssl-key", str(self._tls[1])]
-        with (self._folder / "s3.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._begin(command)
         users = self._client("iam", ("first", "first"))
         made = wait_for("the store's server answers", lambda: self._user(users), 60, 0.05)
         key = made["AccessKeyId"], made["SecretAccessKey"]
@@ -87,23 +80,6 @@ class S3Server:
             aws_secret_access_key=key[1],
             config=Config(retries={"total_max_attempts": 1}, read_timeout=10, s3={"addressing_style": "path"}),
         )
-
-    @property
-    def process(self) -> int:
-        """Its process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            for number in (signal.SIGCONT, signal.SIGKILL):
-                self._process.send_signal(number)
-            self._process.wait(10)
-            self._process = None
 
     # -- what lies there -----------------------------------------------------------------------------
 

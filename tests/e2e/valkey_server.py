@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from replica import LOOPBACK, free_port, wait_for
+from store_process import StoreProcess
 
 # In Debian one file is server and checker, told apart by the name that it is called by; the package with the server's
 # own name would start one.
@@ -26,16 +25,12 @@ def program() -> str:
     return str(found)
 
 
-class ValkeyServer:
-    """One database on the loopback address, in memory alone. `credentials`: the folder of a Secret that opens it."""
+class ValkeyServer(StoreProcess):
+    """One database on the loopback address, in memory alone."""
 
     def __init__(self, folder: Path, *options: str, tls: tuple[Path, Path] | None = None) -> None:
-        """tls: certificate and key with which it talks inside TLS, as localhost; by `ca.crt` of the credentials it is
-        trusted."""
-        self._folder, self._options, self._tls = folder, options, tls
-        self.port = free_port()
-        self.credentials = folder / "credentials"
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder, free_port(), tls)
+        self._options = options
 
     @property
     def url(self) -> str:
@@ -58,8 +53,7 @@ class ValkeyServer:
         self.credentials.mkdir(exist_ok=True)
         if password := self._password:
             (self.credentials / "password").write_text(f"{password}\n")
-        with (self._folder / "valkey.log").open("ab") as log:
-            self._process = subprocess.Popen(command, executable=program(), stdout=log, stderr=log)
+        self._begin(command, program())
         wait_for("the store's server answers", self._answers, 20, 0.02)
         return self
 
@@ -80,23 +74,6 @@ class ValkeyServer:
         tls = {"ssl": True, "ssl_ca_certs": str(self.credentials / "ca.crt")} if self._tls else {}
         host = "localhost" if self._tls else LOOPBACK
         return redis.Redis(host=host, port=self.port, password=self._password, socket_timeout=5, **tls)
-
-    @property
-    def process(self) -> int:
-        """Its process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            for number in (signal.SIGCONT, signal.SIGKILL):
-                self._process.send_signal(number)
-            self._process.wait(10)
-            self._process = None
 
     # -- what lies there -----------------------------------------------------------------------------
 

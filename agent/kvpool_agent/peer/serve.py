@@ -255,11 +255,11 @@ class PeerServer:
         blocks = frames.unpack_hot(connection.read(tail_length))
         # in this order: whatever the asker has written there, also what is no number, gives a time
         seconds = min(MAX_FETCH_SECONDS, max(0.0, message.seconds))
-        entitled = self._entitlement.entitled(connection, message.format)
-        offer = (connection.peer, message.format, blocks, seconds)
-        if not entitled:
+        if self._entitlement.entitled(connection, message.format):
+            taken = taker.take(connection.peer, message.format, blocks, seconds, copy=message.copy)
+        else:
             self._count("offered_without_key")
-        taken = taker.take(*offer, copy=message.copy) if entitled else [False] * len(blocks)
+            taken = [False] * len(blocks)
         self._reply(connection, frames.Taken(), bytes(taken))
 
     def _keep(

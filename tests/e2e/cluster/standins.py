@@ -48,6 +48,12 @@ def wait_known(member: Member, tokens: list[int]) -> None:
     wait_for("the prompt is known", lambda: _post(member.pod.address, PORT, asked)["known"], 30, 0.05)
 
 
+def wait_can_load(member: Member, tokens: list[int]) -> None:
+    """Until its engine was compared with others and knows of the prompt."""
+    wait_probed([member], "alone", "same")
+    wait_known(member, tokens)
+
+
 def _post(host: str, port: int, body: dict[str, Any]) -> dict[str, Any]:
     connection = http.client.HTTPConnection(host, port, timeout=60)
     try:

@@ -6,6 +6,7 @@ the agent's, and so are both arenas' memory and the connection between them.
 """
 
 import hashlib
+import importlib
 import os
 import secrets
 import subprocess
@@ -27,7 +28,6 @@ from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer.connection import Connection
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
-from kvpool_agent.peer.rdma import nic, transport
 from kvpool_agent.peer.rdma.reader import Reader
 from kvpool_agent.peer.rdma.transport import Link, Rdma
 from kvpool_agent.peer.serve import PeerServer
@@ -44,6 +44,11 @@ FORMAT = format_fingerprint(FIELDS)
 SLOT = 64 << 10
 WAIT = 60.0
 FETCH_SECONDS = PATIENCE * WAIT
+# how long is waited for a device's process, by module
+WAITS = {
+    "kvpool_agent.peer.rdma.nic": ("LOOK_SECONDS", "START_SECONDS"),
+    "kvpool_agent.peer.rdma.transport": ("LOOK_SECONDS", "ANSWER_SECONDS", "OPEN_SECONDS"),
+}
 
 
 def chain(name: str, blocks: int) -> list[bytes]:
@@ -216,11 +221,10 @@ def until_reading(reader: RdmaMember, device: str, since: int) -> None:
 
 def be_patient(change: Callable[[object, str, float], None]) -> None:
     """A device's process answers later where its processor is emulated, and is not at fault for it."""
-    for module, name in (
-        (nic, "LOOK_SECONDS"), (nic, "START_SECONDS"),
-        (transport, "LOOK_SECONDS"), (transport, "ANSWER_SECONDS"), (transport, "OPEN_SECONDS"),
-    ):  # fmt: skip
-        change(module, name, PATIENCE * getattr(module, name))
+    for path, names in WAITS.items():
+        module = importlib.import_module(path)
+        for name in names:
+            change(module, name, PATIENCE * getattr(module, name))
 
 
 def main() -> None:

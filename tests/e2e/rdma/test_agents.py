@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 from agent_pool import PATIENT, AgentPool, Node
+from rdma.member import WAITS
 from replica import PATIENCE
 from standin_engine import Served, prompt
 
 BLOCKS = 6
 SLOW_DEVICES = f"""
 if "kvpool_agent.worker" in sys.orig_argv:
-    from kvpool_agent.peer.rdma import nic, transport
-    nic.LOOK_SECONDS *= {PATIENCE}
-    nic.START_SECONDS *= {PATIENCE}
-    transport.LOOK_SECONDS *= {PATIENCE}
-    transport.ANSWER_SECONDS *= {PATIENCE}
-    transport.OPEN_SECONDS *= {PATIENCE}
+    import importlib
+    for path, names in {WAITS}.items():
+        module = importlib.import_module(path)
+        for name in names:
+            setattr(module, name, {PATIENCE} * getattr(module, name))
 """
 
 

@@ -5,7 +5,7 @@ import pytest
 from cluster import provider
 from cluster.chart import CONTROLLER, Chart
 from cluster.kube import wait_for
-from cluster.standins import NAME, SMALL, Served, StandIns, ask, wait_known, wait_probed
+from cluster.standins import NAME, SMALL, Served, StandIns, ask, wait_can_load
 
 BLOCKS = 8
 POOLS = 6
@@ -68,8 +68,7 @@ def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(standins:
         standins.kubectl("delete", "pod", victim.pod.name, "--wait=false", *how)
         (new,) = (m for m in standins.wait_ready(2, without={victim.pod.name}) if m.pod.name != kept.pod.name)
         assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS), how
-        wait_probed([new], "alone", "same")
-        wait_known(new, tokens)
+        wait_can_load(new, tokens)
         assert ask(new.pod.address, tokens) == Served(pool=BLOCKS), how
         wait_for("the deleted pod is gone", lambda: not terminating(standins), 30)
         standins.wait_status(phase="Ready", ready="2/2", warm=f"{min(turn, 2)}/2")

@@ -12,7 +12,7 @@ from cluster.chart import CONTROLLER, NAMESPACE, RELEASE, WEBHOOK, Chart
 from cluster.engines import Member, kvpool
 from cluster.installed.conftest import namespace
 from cluster.kube import wait_for
-from cluster.standins import Served, StandIns, ask, deployment, wait_known, wait_probed
+from cluster.standins import Served, StandIns, ask, deployment, wait_can_load, wait_known
 from kvpool_contract.names import WORKER_PORT
 
 BLOCKS = 8
@@ -95,8 +95,7 @@ def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they
     assert pool.containers() == {**joined, again.pod.name: JOINED}
     warm = again.status().warm
     assert again.status().state == "Ready(warm)" and warm.loaded_blocks == warm.planned_blocks >= BLOCKS
-    wait_probed([again], "alone", "same")
-    wait_known(again, tokens)
+    wait_can_load(again, tokens)
     assert ask(again.pod.address, tokens) == Served(pool=BLOCKS)
     pool.wait_status(phase="Ready", ready="3/3")
     assert "Succeeded" in chart.helm("test", RELEASE, "-n", NAMESPACE).stdout

@@ -10,7 +10,7 @@ from cluster.chart import CONTROLLER, NAMESPACE, WEBHOOK, Chart
 from cluster.engines import Member
 from cluster.images import ENGINE_IMAGE
 from cluster.kube import Kube, wait_for
-from cluster.standins import Served, ask, wait_known, wait_probed
+from cluster.standins import Served, ask, wait_can_load, wait_known, wait_probed
 
 BLOCKS = 8
 
@@ -56,8 +56,7 @@ def test_what_readme_says_installs_kvpool_and_two_replicas_share_and_a_third_joi
         (third,) = (Member(p, llm) for p in llm.pods("app=chat") if p.name not in (first.pod.name, second.pod.name))
         status = third.status()
         assert (status.state, status.warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
-        wait_probed([third], "alone", "same")
-        wait_known(third, prompt("p", BLOCKS))
+        wait_can_load(third, prompt("p", BLOCKS))
         assert ask(third.pod.address, prompt("p", BLOCKS)) == Served(pool=BLOCKS)
 
         def row() -> bool:
