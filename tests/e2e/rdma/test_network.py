@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rdma.cable import SLOWER, disturbed, link_down, lost, objects, received
+from rdma.cable import SLOW, disturbed, link_down, lost, objects, received
 from rdma.member import SLOT, RdmaMember, alone, chain, fetching, members, until, until_reading
 from replica import wait_for
 
@@ -56,7 +56,7 @@ def test_a_link_that_goes_down_under_a_read_is_this_devices_fault_and_the_rest_c
     a, b = pair
     keys, more = chain("down", 128), chain("while down", 4)
     a.store(keys), a.store(more)
-    with disturbed(devices[0], *SLOWER):
+    with disturbed(devices[0], *SLOW):
         since = received(devices[1])
         with fetching(lambda: b.fetch(a, keys)) as ended:
             until_reading(b, devices[1], since)
@@ -97,7 +97,7 @@ def test_of_a_member_that_is_killed_under_a_read_nothing_is_kept_that_has_not_co
 ) -> None:
     a, b = pair
     keys, used = chain("alone", 96), b.slab.arena.used_slots
-    with alone(devices[0], 96) as (process, address), disturbed(devices[0], *SLOWER):
+    with alone(devices[0], 96) as (process, address), disturbed(devices[0], *SLOW):
         since = received(devices[1])
         with fetching(lambda: b.fetch(address, keys)) as ended:
             until_reading(b, devices[1], since)
