@@ -1,4 +1,7 @@
-"""The engine's own word: its health once a second, and its counters of prompt tokens by source."""
+"""The engine's own word: its health, and its counters of prompt tokens by source.
+
+Its metrics are long, and making them costs an engine's server milliseconds, so they are not asked for every second.
+"""
 
 import asyncio
 import logging
@@ -11,7 +14,8 @@ from kvpool_contract.status import EngineTokens
 
 log = logging.getLogger("kvpool.engine")
 
-POLL_SECONDS = 1.0
+FIRST_SECONDS = 1.0  # from one look to the next until it is healthy
+POLL_SECONDS = 5.0  # from then on
 TIMEOUT_SECONDS = 2.0
 _PREFIX = "vllm:prompt_tokens_"
 
@@ -60,7 +64,7 @@ class EngineWatch:
                 if self.healthy:
                     self._on_healthy()
                     await self.refresh(client)
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(POLL_SECONDS if self.healthy else FIRST_SECONDS)
 
     async def refresh(self, client: aiohttp.ClientSession) -> None:
         """Reads the engine's counters now."""
