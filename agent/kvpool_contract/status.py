@@ -104,15 +104,28 @@ class Capacity(msgspec.Struct, frozen=True):
     double_hit_blocks: int = 0
 
 
+class NearIdentical(msgspec.Struct, frozen=True):
+    """`prompts` of `shortest` to `longest` tokens whose first `same_tokens` were found, no two of which are the same
+    in the `block_tokens` behind those."""
+
+    prompts: int
+    same_tokens: int
+    block_tokens: int
+    shortest: int
+    longest: int
+
+
 class Reuse(msgspec.Struct, frozen=True):
     """How far apart the uses of a cache namespace's blocks lie, in blocks of `block_bytes`. Of the finished requests'
     `asked_blocks` prompt blocks, `distances[i]` came when more than 2^(i-1) and up to 2^i distinct blocks, itself
     among them, had been used since the last use; the rest for the first time, or after more than 16 arenas of others.
-    Estimates from a sample for distances of more than 8192 blocks, or beyond the arena's size."""
+    Estimates from a sample for distances of more than 8192 blocks, or beyond the arena's size. `near_identical`:
+    prompts that were computed lately and seem to be the same but for something small."""
 
     block_bytes: int = 0
     asked_blocks: int = 0
     distances: list[int] = []
+    near_identical: list[NearIdentical] = []
 
 
 class Arena(msgspec.Struct, frozen=True):

@@ -83,6 +83,7 @@ def _notes(answer: Answer) -> Iterator[str]:
             _of_probe,
             _of_arena,
             _of_reuse,
+            _of_near_identical,
             _of_disk,
             _of_store,
             _of_transport,
@@ -148,6 +149,19 @@ def _of_reuse(status: AgentStatus) -> Iterator[str]:
         if told:
             of = f" in {name}" if name else ""
             yield f"prompt blocks that come again, by the bytes of blocks used since{of}: {', '.join(told)}"
+
+
+def _of_near_identical(status: AgentStatus) -> Iterator[str]:
+    """Prompts that can't be shared for what is perhaps a date in each of them."""
+    for name, reuse in status.reuse.items():
+        of = f" in {name}" if name else ""
+        for each in reuse.near_identical:
+            length = f"{each.shortest} to {each.longest}" if each.shortest < each.longest else f"{each.longest}"
+            yield (
+                f"{each.prompts} of the last prompts{of} were computed though they are nearly as long as each other "
+                f"({length} tokens): each differs from the others between token {each.same_tokens} and token "
+                f"{each.same_tokens + each.block_tokens}; kvpool why-miss says of two of them what differs there"
+            )
 
 
 def _of_disk(status: AgentStatus) -> Iterator[str]:

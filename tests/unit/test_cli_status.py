@@ -24,6 +24,7 @@ from kvpool_contract.status import (
     Disk,
     EngineTokens,
     Hits,
+    NearIdentical,
     Peer,
     Probe,
     RdmaDevice,
@@ -321,6 +322,21 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
             [
                 "a: prompt blocks that come again, by the bytes of blocks used since in acme: 31% within 2.0 MiB, "
                 "62% within 4.0 MiB, 72% within 16.0 MiB"
+            ],
+        ),
+        (
+            {
+                "reuse": {
+                    "acme": Reuse(near_identical=[NearIdentical(9, 192, 16, 1980, 2012), NearIdentical(8, 0, 16, 7, 7)])
+                }
+            },
+            [
+                "a: 9 of the last prompts in acme were computed though they are nearly as long as each other (1980 to "
+                "2012 tokens): each differs from the others between token 192 and token 208; kvpool why-miss says of "
+                "two of them what differs there",
+                "a: 8 of the last prompts in acme were computed though they are nearly as long as each other (7 "
+                "tokens): each differs from the others between token 0 and token 16; kvpool why-miss says of two of "
+                "them what differs there",
             ],
         ),
         ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),

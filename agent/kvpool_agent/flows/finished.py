@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpool_agent.account import Account
-from kvpool_agent.costs import Shares
+from kvpool_agent.costs import Shares, timing_of
 from kvpool_agent.store.slab import Slab
 from kvpool_client.groups import FULL, Group, reference
 from kvpool_contract.status import DEVICE, ENGINE, HOST
@@ -59,11 +59,18 @@ def finish_request(
         if groups[place].kind == FULL:
             slab.ghost.request(chain, prompt)
             slab.reuse.request(chain, prompt)
+            slab.near_identical.request(chain[:prompt], found, size, _tokens(header, prompt * size))
         again = [slab.heat.repeated(keys, now) for keys in chains] if slab.below is not None else []
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):
             slab.below.used(slab, keys, repeated)
     return shares
+
+
+def _tokens(header: Mapping[str, Any], otherwise: int) -> int:
+    """Of the prompt, as far as the client tells."""
+    timing = timing_of(header.get("timing"))
+    return timing.tokens if timing is not None else otherwise
 
 
 def _where(held: int, device_tokens: int, block_tokens: int) -> list[str]:

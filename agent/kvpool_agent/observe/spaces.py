@@ -26,8 +26,10 @@ def reuse(slabs: Slabs) -> dict[str, contract.Reuse]:
     for slab in slabs.all:
         with slab.heat_lock:  # who counts holds it
             asked, within = slab.reuse.asked, slab.reuse.histogram()
+            partings = slab.near_identical.partings()
         if asked:
-            found[slab.space.name] = contract.Reuse(slab.slot_bytes, asked, within)
+            alike = [contract.NearIdentical(p.prompts, p.same, p.block_tokens, p.shortest, p.longest) for p in partings]
+            found[slab.space.name] = contract.Reuse(slab.slot_bytes, asked, within, alike)
     return found
 
 

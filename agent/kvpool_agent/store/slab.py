@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.policy.ghost import Ghost
 from kvpool_agent.policy.heat import HeatTable, HotBlock
+from kvpool_agent.policy.near_identical import NearIdentical
 from kvpool_agent.policy.reuse import ReuseDistances
 from kvpool_agent.policy.shares import parts
 from kvpool_agent.store.arena import Arena, Held, MayGo
@@ -62,6 +63,7 @@ class Slab:
     heat: HeatTable = field(init=False)
     ghost: Ghost = field(init=False)
     reuse: ReuseDistances = field(init=False)
+    near_identical: NearIdentical = field(default_factory=NearIdentical)
     heat_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ import pytest
 from agent_pool import AgentPool, Node
 from standin_engine import Served, prompt
 
+from kvpool_contract.status import NearIdentical
+
 BLOCKS = 24
 ROW = 4096
 
@@ -125,3 +127,13 @@ def flip(node: Node, offset: int) -> None:
         old = memory.read(1)
         memory.seek(offset)
         memory.write(bytes([old[0] ^ 1]))
+
+
+def test_prompts_that_differ_in_something_small_at_one_place_are_told(pool: AgentPool) -> None:
+    (a,) = pool.all_joined("a")
+    shared = prompt("instructions", BLOCKS)[:-1]
+    a.engine.serve([*shared, *prompt("first", 70)])
+    for day in range(8):
+        assert a.engine.serve([*shared, *prompt(f"day-{day}", 70 + day % 2)]).computed == 70 + day % 2
+    status = a.until("nine requests", lambda s: s.reuse[""].asked_blocks == 9 * (BLOCKS + 70) + 4)
+    assert status.reuse[""].near_identical == [NearIdentical(8, BLOCKS * 4, 4, BLOCKS * 4 + 280, BLOCKS * 4 + 284)]
