@@ -35,6 +35,7 @@ from scale_api import MERGE, Api, Document, Seen, of_the_controller
 
 POOLS_OF_A_NAMESPACE = 10
 GROUP = "/apis/kvpool.io/v1alpha1"
+SPEC: Document = {"transport": {"tls": {"mode": "Disabled"}}}  # the agents here have no certificates
 POLL_SECONDS = "10"
 SETTLE_SECONDS, CHURN = 15.0, 25  # changes of foreign pods per second
 SAMPLES = 12
@@ -115,7 +116,7 @@ class Scale:
                 "apiVersion": "kvpool.io/v1alpha1",
                 "kind": "KVCachePool",
                 "metadata": {"name": name},
-                "spec": {"transport": {"tls": {"mode": "Disabled"}}},
+                "spec": SPEC,
             }
             await self.api.call("POST", f"{GROUP}/namespaces/{namespace}/kvcachepools", document)
         await self.pools.until(
@@ -266,7 +267,7 @@ class Scale:
 
 def _pod(name: str) -> Document:
     """A pod of the pool as it comes out of the injector."""
-    injected = joined(template(engine(args=["--model", "m"])), pool())
+    injected = joined(template(engine(args=["--model", "m"])), pool(**SPEC))
     labels = {**injected["metadata"].get("labels", {}), "kvpool.io/pool": name}
     spec = {**injected["spec"], "schedulerName": SCHEDULER}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {**injected["metadata"], "labels": labels}, "spec": spec}
