@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kvpool_contract.identity import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, CertificateName, IdentityError
-from kvpool_operator.certificates.authority import read_pair
+from kvpool_operator.certificates.authority import issued, read_pair
 from kvpool_operator.certificates.proof import name_of
 from kvpool_operator.desired.pool import KVCachePool
 
@@ -39,9 +39,14 @@ def check_secret(document: Any, pool: KVCachePool, now: datetime) -> str:
     if pair is None:
         raise CertificateError(f"secret: {CERTIFICATE_FILE} and {KEY_FILE} are no pair in PEM; correct them")
     try:
-        x509.load_pem_x509_certificates(authorities)
+        trusted = x509.load_pem_x509_certificates(authorities)
     except ValueError:
         raise CertificateError(f"secret: {AUTHORITIES_FILE} holds no certificate in PEM; put it in") from None
+    last = x509.load_pem_x509_certificates(certificate)[-1]  # of the leaf and the authorities between
+    if not any(issued(last, each) for each in trusted):
+        raise CertificateError(
+            f"secret: {CERTIFICATE_FILE} is by none of the authorities in {AUTHORITIES_FILE}; put its authority in"
+        )
     return f"Secret {wanted}: {_judge(pair.parsed, pool, now)}"
 
 

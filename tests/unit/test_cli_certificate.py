@@ -14,7 +14,7 @@ from kvpool_operator.certificates.authority import Pair, new_authority, new_clie
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
-AUTHORITY = new_authority("ours", NOW, 300 * DAY)
+AUTHORITY, OTHER = (new_authority(name, NOW, 300 * DAY) for name in ("ours", "another"))
 URI = "kvpool://c1/ns/team-a/pool/chat"
 
 
@@ -69,6 +69,7 @@ def test_clear_text_is_told(tmp_path: Path) -> None:
         (secret(pair(), data={"tls.crt": "%"}), "tls.crt is not base64"),
         (secret(Pair(pair().certificate, pair().key)), "are no pair in PEM"),
         (secret(pair(), stringData={"ca.crt": "none"}), "ca.crt holds no certificate"),
+        (secret(pair(), stringData={"ca.crt": OTHER.certificate.decode()}), "tls.crt is by none of the authorities"),
         (secret(pair("kvpool://c1/ns/team-a/pool/other")), f"its one URI must be {URI.replace('c1', 'CLUSTER')}"),
         (secret(pair("kvpool://c1/controller")), "does not name the pool"),
         (secret(pair(URI + "/pod/u")), "names one pod"),

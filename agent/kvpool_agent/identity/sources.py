@@ -64,9 +64,13 @@ class Files:
         if isinstance(found, str):
             raise Problem("certificate_files", found)
         try:
-            return read_credentials(*found)
+            read = read_credentials(*found)
         except IdentityError as error:
             raise Problem("certificate_files", f"{self._paths[0].parent}: {error}") from None
+        if not read.authority:  # all members have the same files, so none would trust another
+            leaf, _, authorities = self._paths
+            raise Problem("certificate_files", f"{leaf}: it is by none of the authorities in {authorities}")
+        return read
 
 
 @dataclass(frozen=True)
