@@ -47,6 +47,7 @@ from kvpool_agent.peer.rdma.transport import Link, _asked
 from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.policy.heat import HotBlock
+from kvpool_agent.policy.near_identical import NearIdentical
 from kvpool_agent.store.slab import NoRoom
 from kvpool_agent.store.tag import tag_of
 from kvpool_agent.supervisor import Probes
@@ -268,6 +269,7 @@ class _Slab:
     def __init__(self) -> None:
         self.arena = _Arena()
         self.heat = self.ghost = self.reuse = _Counts()
+        self.near_identical = NearIdentical()
         self.heat_lock = threading.Lock()
 
     def key(self, engine_key: bytes, hash_bytes: int, name: bytes = b"") -> bytes:
