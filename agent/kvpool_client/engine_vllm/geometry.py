@@ -68,12 +68,10 @@ def with_epoch(header: dict[str, Any], epoch: str) -> dict[str, Any]:
 
 def format_fields(spec: Any, row_bytes: int) -> dict[str, Any]:
     """All fields of the format: those gathered with the engine's configuration and those of its memory."""
-    from vllm.v1.core import kv_cache_utils
-
     config = spec.config
-    parallel = config.parallel
+    parallel, gathered = config.parallel, config.extra_config[FORMAT_FIELD]
     return {
-        **config.extra_config[FORMAT_FIELD],
+        **gathered,
         "kv_dtype": config.model.dtype,
         "layout": str(config.kv_cache_layout or ""),
         "block_tokens": spec.blocks_per_chunk * min(group.tokens_per_block for group in config.groups),
@@ -92,5 +90,16 @@ def format_fields(spec: Any, row_bytes: int) -> dict[str, Any]:
         **({"states": states} if (states := config.extra_config.get(STATES_FIELD)) else {}),
         "replicated_layout": bool(spec.replicated_layout),
         "canonical_layout": bool(config.canonical_layout),
-        "hash_seed": bytes(getattr(kv_cache_utils, "NONE_HASH", b"")).hex(),
+        "hash_seed": hash_seed(gathered["hash_algorithm"]).hex(),
     }
+
+
+def hash_seed(algorithm: str) -> bytes:
+    """What the engine chains a prompt's first hash to. It keeps it itself only when the tier has been made, so it is
+    made here as the engine makes it; empty where that has no such function."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    seed_of = getattr(kv_cache_utils, "resolve_none_hash_seed", None)
+    digest = get_hash_fn_by_name(algorithm)
+    return bytes(digest(seed_of(digest))) if seed_of is not None else b""
