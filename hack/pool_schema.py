@@ -15,6 +15,7 @@ import yaml
 from kvpool_contract.names import API_GROUP
 from kvpool_operator.desired.parts import IMMUTABLE, LIVE, NEW_PODS, Bytes
 from kvpool_operator.desired.pool import API_VERSION, KIND, MAX_NAME, MAX_QUANTITY, PoolSpec
+from kvpool_operator.desired.publication import RULES as PUBLICATION_RULES
 from kvpool_operator.desired.quantity import format_quantity
 from kvpool_operator.desired.spaces import LABEL_VALUE, LabelValue
 from kvpool_operator.desired.spaces import RULES as SPACE_RULES
@@ -52,6 +53,7 @@ RULES = {
         *SPACE_RULES,
     ],
     "spec.store": STORE_RULES,
+    "spec.publication": PUBLICATION_RULES,
     "spec.tiers.disk": [
         (
             "!has(self.storageClassName) || self.storageClassName == '' || "

@@ -23,6 +23,7 @@ from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.beyond import Beyond
 from kvpool_agent.flows.certify import Certification
 from kvpool_agent.flows.custody import Custody
+from kvpool_agent.flows.declare import Declarations
 from kvpool_agent.flows.early import EarlyWarmup
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.heads import HeadFilter
@@ -160,6 +161,8 @@ class Agent:
             entitlement=entitlement,
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
+        healthy, probed = (lambda: self._engine.healthy), (lambda: self._probe.snapshot().blocks)
+        self._declarations = Declarations(self._slabs, live, healthy, probed)
         self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._beyond.disk.heads})
         hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
         self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
@@ -181,7 +184,7 @@ class Agent:
         starts = (
             self._certification.start, self._keyring.start, self._members.start, self._announcer.start,
             self._orphans.start, self._custody.start, self._heads.start, self._store.start, self._beyond.start,
-            self._rdma.start, self._peers.start, self._engine_port.start,
+            self._rdma.start, self._peers.start, self._engine_port.start, self._declarations.start,
         )  # fmt: skip
         for begin in starts:
             begin()
@@ -217,7 +220,7 @@ class Agent:
                 self._keyring.close, self._engine_port.close, self._peers.close, self._certification.close,
                 self._announcer.close, self._orphans.close, self._custody.close, self._heads.close, self._members.close,
                 self._beyond.close, self._rdma.close, self._lookup.close, self._locator.close, self._dialer.close,
-                self._teller.close,
+                self._teller.close, self._declarations.close,
             )  # fmt: skip
             for close in closes:
                 close()
@@ -390,4 +393,5 @@ class Agent:
             benefit=self._fetcher.costs.benefit(),
             first_token=self._fetcher.costs.outcomes(),
             reuse=spaces.reuse(self._slabs),
+            declared=self._declarations.snapshot(),
         )

@@ -15,6 +15,8 @@ import msgspec
 
 from kvpool_contract.external import Store, wrong_with
 from kvpool_contract.identity import CertificateName, IdentityError
+from kvpool_contract.prefixes import Prefix
+from kvpool_contract.prefixes import wrong_with as wrong_with_prefixes
 from kvpool_contract.tenants import MAX_CACHE_NAMESPACES, REQUEST_MODES, is_name
 
 VERSION = 1
@@ -25,7 +27,7 @@ GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
 DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
 DEFAULT_OWNED_PERCENT = 70
 DEFAULT_MARGIN = 1.2
-LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "replication", "paused", "generation")
+LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "replication", "declaredPrefixes", "paused", "generation")
 
 
 class ConfigError(ValueError):
@@ -106,10 +108,11 @@ class Replication:
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What other members are told of: with `policy` Always all that this agent holds, with Never nothing, though it
-    loads from others. `maxDepthTokens`: of a prompt no block that ends beyond so many tokens; 0: no bound."""
+    """What other members are told of: with `policy` Always all that this agent holds, with Declared what lies wholly
+    inside one of the `declaredPrefixes`, with Never nothing, though it loads from others. `maxDepthTokens`: of a prompt
+    no block that ends beyond so many tokens; 0: no bound."""
 
-    policy: Literal["Always", "Never"] = "Always"
+    policy: Literal["Always", "Declared", "Never"] = "Always"
     maxDepthTokens: int = 0  # noqa: N815
 
 
@@ -170,7 +173,7 @@ class AgentConfig:
     """Everything that an agent is told. `arenaBytes` is a hard limit. `eviction`: GDSF, LRU or S3FIFO, and
     `ownedPercent`: the part of the arena that copies of other members' blocks can't take from own ones. `paused`:
     nothing is loaded nor stored, and the agent is ready at once. `generation`: of the object that the document was made
-    from, for whoever wrote it.
+    from, for whoever wrote it. `declaredPrefixes`: of publication.policy Declared.
     `cacheNamespaces`: the first is the default one; with none there is one, and it has no key. `requestNamespace`: how
     requests say theirs: Ignore, Signed (by who holds the key in `gatewayKeyFile`), TrustGateway."""
 
@@ -191,6 +194,7 @@ class AgentConfig:
     drain: Drain = field(default_factory=Drain)
     replication: Replication = field(default_factory=Replication)
     publication: Publication = field(default_factory=Publication)
+    declaredPrefixes: tuple[Prefix, ...] = ()  # noqa: N815
     paused: bool = False
     generation: int = 0
     cacheNamespaces: tuple[CacheNamespace, ...] = ()  # noqa: N815
@@ -294,6 +298,8 @@ def _check(config: AgentConfig) -> None:
     at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)
     at_least("replication.maxBytesPerSecond", config.replication.maxBytesPerSecond, 0)
     at_least("publication.maxDepthTokens", config.publication.maxDepthTokens, 0)
+    if wrong_prefixes := wrong_with_prefixes(config.declaredPrefixes):
+        raise ConfigError(f"configuration field declaredPrefixes: {wrong_prefixes}")
     percents = {"readiness.targetPercent": config.readiness.targetPercent, "ownedPercent": config.ownedPercent}
     for path, percent in percents.items():
         if percent > 100:

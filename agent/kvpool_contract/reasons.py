@@ -6,6 +6,7 @@ word is never reused for another meaning.
 
 from kvpool_contract.certificate_reasons import CERTIFICATE_REASONS
 from kvpool_contract.miss_reasons import MISS_REASONS
+from kvpool_contract.prefix_reasons import PREFIX_REASONS
 from kvpool_contract.rdma_reasons import RDMA_REASONS
 from kvpool_contract.reason import Reason
 from kvpool_contract.store_reasons import STORE_REASONS
@@ -329,7 +330,7 @@ _TABLE = (
     ),
 )
 
-_ALL = (*_TABLE, *CERTIFICATE_REASONS, *RDMA_REASONS, *STORE_REASONS)
+_ALL = (*_TABLE, *CERTIFICATE_REASONS, *PREFIX_REASONS, *RDMA_REASONS, *STORE_REASONS)
 REASONS: dict[str, Reason] = {reason.word: reason for reason in _ALL}
 
 

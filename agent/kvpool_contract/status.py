@@ -179,6 +179,17 @@ class Store(msgspec.Struct, frozen=True):
     waiting: int = 0
 
 
+class Declared(msgspec.Struct, frozen=True):
+    """Declared prefixes. `resolved`: those that are known, as `blocks` of the default cache namespace, which others may
+    be told of; `reason` and `detail`: why not all are, none while the engine has not been asked."""
+
+    prefixes: int = 0
+    resolved: int = 0
+    blocks: int = 0
+    reason: str = ""
+    detail: str = ""
+
+
 class Directory(msgspec.Struct, frozen=True):
     """This member as a home: blocks that others have announced to it, members whose lease runs; and the addresses that
     it keeps because other members have told them. `head_filter`: whether its engine may take a prompt for unknown by
@@ -360,6 +371,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     benefit: Benefit = Benefit()
     first_token: dict[str, dict[str, Quantiles]] = {}
     reuse: dict[str, Reuse] = {}
+    declared: Declared = Declared()
 
 
 class StatusError(ValueError):

@@ -86,6 +86,7 @@ def _notes(answer: Answer) -> Iterator[str]:
             _of_near_identical,
             _of_disk,
             _of_store,
+            _of_declared,
             _of_transport,
             _of_benefit,
         ):
@@ -174,6 +175,15 @@ def _of_store(status: AgentStatus) -> Iterator[str]:
     if store.reason:
         detail = f" ({store.detail})" if store.detail else ""
         yield f"the external store is {store.state}: {explain(store.reason)}{detail}"
+
+
+def _of_declared(status: AgentStatus) -> Iterator[str]:
+    declared = status.declared
+    if declared.prefixes:
+        yield (
+            f"of {declared.prefixes} declared prefixes {declared.resolved} are known, as {declared.blocks} blocks"
+            + (f": {explain(declared.reason)} ({declared.detail})" if declared.reason else "")
+        )
 
 
 def _of_transport(status: AgentStatus) -> Iterator[str]:

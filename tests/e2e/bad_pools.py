@@ -7,6 +7,8 @@ words of the API server's refusal, `offline` the whole sentence of the command l
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpool_contract.prefixes import MAX_TEXT, TOO_LONG
+from kvpool_operator.desired.publication import NO_PREFIXES, NOT_DECLARED, ONE_SOURCE
 from kvpool_operator.desired.spaces import FIRST, GATEWAY, NOTHING_TO_CHOOSE, OTHERS, TOO_MUCH, TWICE
 from kvpool_operator.desired.store import NO_BUCKET, NO_TYPE, NO_URL, NOT_ITS_BUCKET, WRONG_URL
 
@@ -282,6 +284,25 @@ BAD_POOLS = [
         "Trust",
         "'Trust' is none of Ignore, Signed, TrustGateway; use one of them",
         'supported values: "Ignore", "Signed", "TrustGateway"',
+    ),
+    *(
+        BadPool("spec.publication", f"pool field spec.publication: {said}", said, {"publication": publication})
+        for said, publication in (
+            (NO_PREFIXES, {"policy": "Declared"}),
+            (NOT_DECLARED, {"prefixes": [{"text": "a"}]}),
+            (ONE_SOURCE, {"policy": "Declared", "prefixes": [{"text": "a"}, {}]}),
+            (ONE_SOURCE, {"policy": "Declared", "prefixes": [{"text": "a", "tokenIds": [1]}]}),
+            (
+                f"prefixes: {TOO_LONG}",
+                {"policy": "Declared", "prefixes": [{"text": "a" * MAX_TEXT}, {"text": "a"}]},
+            ),
+        )
+    ),
+    BadPool(
+        "spec.publication.prefixes[0].configMapKeyRef.key",
+        "pool field spec.publication.prefixes[0].configMapKeyRef.key: it is missing; add it",
+        "Required value",
+        {"publication": {"policy": "Declared", "prefixes": [{"configMapKeyRef": {"name": "prompts"}}]}},
     ),
     _wrong("prewarm", "none", "expected `object`, got `str`", "must be of type object"),
 ]

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     Served,
     block_bytes,
     engine_keys,
+    hash_fields,
     last_boundary,
     metrics_text,
     prompt,
@@ -43,6 +44,7 @@ from kvpool_client.plans import Answer
 from kvpool_client.scheduler_side import STORE_SECONDS, HostPool, SchedulerSide
 
 STEP_SECONDS = 0.002
+NO_FIELDS: Mapping[str, Any] = {}
 SERVE_SECONDS = 60.0
 
 
@@ -88,10 +90,11 @@ class StandInEngine:
         probe: bool = False,
         layout: Callable[[bytes], bytes] = bytes,
         token_seconds: float = 0.0,
+        fields: Mapping[str, Any] = NO_FIELDS,
     ) -> None:
         """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
         differ from those of other engines of the same format. token_seconds: what computing a token takes; 0: no time,
-        and none is told."""
+        and none is told. fields: of its format, beyond the usual ones."""
         self.token_seconds = token_seconds
         self.groups = groups
         self._probe, self._layout, self._serving = probe, layout, threading.RLock()
@@ -102,7 +105,13 @@ class StandInEngine:
         self._memory = memoryview(self._map)
         self._descriptor = reopen_read_only(self._file)
         self.attach_header = {
-            "format": {"engine": "standin", "model": model, "row_bytes": row_bytes, "block_tokens": BLOCK_TOKENS},
+            "format": {
+                "engine": "standin",
+                "model": model,
+                "row_bytes": row_bytes,
+                "block_tokens": BLOCK_TOKENS,
+                **fields,
+            },
             "row_bytes": row_bytes,
             "rows": rows,
             "hash_bytes": HASH_BYTES,

@@ -1,9 +1,14 @@
-"""What an agent knows of an engine over HTTP: health, metrics and, for its probe, completions."""
+"""What an agent knows of an engine over HTTP: health, metrics, token ids and, for its probe, completions."""
 
 import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+
+def token_ids(text: str) -> list[int]:
+    """A character is a token, after one that begins each prompt."""
+    return [1, *map(ord, text)]
 
 
 def serve_http(
@@ -23,6 +28,8 @@ def serve_http(
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             said = complete(body) if self.path == "/v1/completions" else None
+            if self.path == "/tokenize":
+                said = {"tokens": token_ids(body["prompt"])}
             text = "" if said is None else json.dumps(said)
             self.send_response(404 if said is None else 200)
             self.send_header("Content-Length", str(len(text)))

@@ -1,6 +1,7 @@
 """The stand-in engine's models: their KV groups, the keys of a prompt's blocks, the bytes that computing gives."""
 
 import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from kvpool_client.groups import FULL, GROUP_BYTES, STATE, WINDOW, Group
 BLOCK_TOKENS = 4
 HASH_BYTES = 32
 KEY_BYTES = HASH_BYTES + GROUP_BYTES
+HASH_SEED = hashlib.sha256(b"the stand-in's seed").digest()
 FULL_ATTENTION = (Group(0, FULL, 0, BLOCK_TOKENS),)
 # as Gemma's: two groups of window layers and one of full attention. The window takes two blocks and a bit of a third
 HYBRID = (
@@ -23,13 +25,24 @@ RECURRENT = (Group(0, STATE, 1, BLOCK_TOKENS, whole=False), Group(1, FULL, 0, BL
 
 
 def engine_keys(tokens: Sequence[int], group: Group = FULL_ATTENTION[0], salt: str = "") -> list[bytes]:
-    """Keys of a prompt's whole blocks in a group: a hash chained over the prefix, and the group."""
-    keys, digest = [], salt.encode()
+    """Keys of a prompt's whole blocks in a group: a hash chained over the prefix as vLLM does it, and the group."""
+    keys, digest = [], HASH_SEED
     size = group.block_tokens
     for i in range(0, len(tokens) - size + 1, size):
-        digest = hashlib.sha256(digest + repr(list(tokens[i : i + size])).encode()).digest()
+        apart = (("cache_salt", salt),) if salt and not i else None
+        digest = hashlib.sha256(pickle.dumps((digest, tuple(tokens[i : i + size]), apart), 5)).digest()
         keys.append(digest + group.number.to_bytes(4, "big"))
     return keys
+
+
+def hash_fields(groups: Sequence[Group] = FULL_ATTENTION) -> dict[str, Any]:
+    """What a format tells of these hashes."""
+    return {
+        "hash_algorithm": "sha256",
+        "hash_seed": HASH_SEED.hex(),
+        "tokens_per_hash": BLOCK_TOKENS,
+        "engine_block_tokens": [group.block_tokens for group in groups],
+    }
 
 
 def block_bytes(key: bytes, size: int) -> bytes:

@@ -21,6 +21,7 @@ from kvpool_contract.status import (
     Arena,
     Capacity,
     ConfigInForce,
+    Declared,
     Disk,
     EngineTokens,
     Hits,
@@ -342,6 +343,11 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
         ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
         ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),
         ({"store": Store("Valkey", "ready")}, []),
+        ({"declared": Declared(2, 2, 40)}, ["a: of 2 declared prefixes 2 are known, as 40 blocks"]),
+        (
+            {"declared": Declared(2, 1, 20, "no_tokenizer", "it wants a key")},
+            [f"a: of 2 declared prefixes 1 are known, as 20 blocks: {explain('no_tokenizer')} (it wants a key)"],
+        ),
         ({"store": Store("Valkey", "opening")}, []),
         (
             {"store": Store("Valkey", "degraded", "store_slow", "timed out")},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvpool_contract.config import AgentConfig, ConfigError, Members, decode_config, encode_config
+from kvpool_contract.prefixes import TOO_LONG
 
 GOOD: dict[str, Any] = {
     "version": 1,
@@ -90,6 +91,17 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
         ({"readiness": {"onDeadline": "Wait"}}, "readiness.onDeadline: Invalid enum value 'Wait'" + SPEC),
         ({"prewarm": {"sourceMaxStreams": 0}}, "prewarm.sourceMaxStreams: 0 is below 1; raise it"),
         ({"loading": {"maxBytesPerSecond": -1}}, "loading.maxBytesPerSecond: -1 is below 0; raise it"),
+        (
+            {"declaredPrefixes": [{"text": "a", "tokenIds": [1]}]},
+            "declaredPrefixes: an entry has both text and tokenIds, or neither; keep one",
+        ),
+        ({"declaredPrefixes": [{}]}, "declaredPrefixes: an entry has both text and tokenIds, or neither; keep one"),
+        ({"declaredPrefixes": [{"text": "a"}] * 17}, "declaredPrefixes: 17 entries; use 16"),
+        (
+            {"declaredPrefixes": [{"tokenIds": [2**31]}]},
+            "declaredPrefixes: a token id is not among 0 to 2147483647; correct it",
+        ),
+        ({"declaredPrefixes": [{"tokenIds": [1] * 8193}] * 2}, f"declaredPrefixes: {TOO_LONG}"),
         ({"publication": {"maxDepthTokens": -1}}, "publication.maxDepthTokens: -1 is below 0; raise it"),
         ({"replication": {"maxBytesPerSecond": -1}}, "replication.maxBytesPerSecond: -1 is below 0; raise it"),
         ({"drain": {"maxSeconds": -1}}, "drain.maxSeconds: -1.0 is below 0; raise it"),

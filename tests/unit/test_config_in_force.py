@@ -68,6 +68,7 @@ CHANGES: dict[str, Any] = {
     "arenaBytes": 2 << 30,
     "eviction": "LRU",
     "publication": {"policy": "Never"},
+    "declaredPrefixes": [{"text": "a"}],
     "ownedPercent": 50,
     "members": {"file": "/elsewhere"},
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},

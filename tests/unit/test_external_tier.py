@@ -72,10 +72,11 @@ class Remembered:
 class Beside:
     """A slab and its tier."""
 
-    def __init__(self, objects: Remembered, **store: object) -> None:
+    def __init__(self, objects: Remembered, *, declared_alone: bool = False, **store: object) -> None:
         self.objects, self.account = objects, Account()
         config = Store(type="Valkey", url="valkey://a:1", prefix="kv/", **store)  # type: ignore[arg-type]
-        self.slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), Arena(SLOTS))
+        arena = Arena(SLOTS, declared_alone=declared_alone)
+        self.slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), arena)
         self.tier = ExternalTier(config, objects, self.account, lambda: [self.slab], "chat", "a")
         self.slab.below, self.slab.arena.spill = self.tier, lambda block: self.tier.evicting(self.slab, block)
 
@@ -132,6 +133,16 @@ def test_own_blocks_are_written_once_and_copies_are_not(beside: Beside) -> None:
     beside.until_there(4)
     beside.until_written(3)
     assert beside.lies_there(3) == [False] and beside.objects.calls.count("write") == 3
+
+
+def test_what_others_may_not_be_told_of_is_not_written_either() -> None:
+    beside = Beside(Remembered(), declared_alone=True).start()
+    beside.slab.arena.declare(frozenset([key(2)]))
+    beside.put(1, 2)
+    beside.use_again(1, 2)
+    beside.until_there(2)
+    assert beside.lies_there(1) == [False]
+    beside.tier.close()
 
 
 def test_what_another_member_has_written_lives_longer_and_is_not_written_again(beside: Beside) -> None:

@@ -107,7 +107,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                     "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
                     "replication": {"maxBytesPerSecond": 0},
-                    "publication": {"policy": "Always", "maxDepthTokens": 0, "decodeOutput": False},
+                    "publication": {"policy": "Always", "prefixes": [], "maxDepthTokens": 0, "decodeOutput": False},
                 }
             ).encode()
         ).config
@@ -162,7 +162,11 @@ def test_every_field_reaches_the_configuration() -> None:
                 "loading": {"mode": "Never", "margin": 2, "deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "drain": {"maxSeconds": 7, "maxBytesPerSecond": "2M"},
                 "replication": {"maxBytesPerSecond": "3M"},
-                "publication": {"policy": "Never", "maxDepthTokens": 4096},
+                "publication": {
+                    "policy": "Declared",
+                    "prefixes": [{"text": "You are"}, {"tokenIds": [1, 2]}],
+                    "maxDepthTokens": 4096,
+                },
                 "agent": {
                     "image": "i",
                     "imagePullSecrets": [{"name": "s"}],
@@ -222,7 +226,8 @@ def test_every_field_reaches_the_configuration() -> None:
         "loading": {"mode": "Never", "margin": 2.0, "deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "drain": {"maxSeconds": 7.0, "maxBytesPerSecond": 2000000},
         "replication": {"maxBytesPerSecond": 3000000},
-        "publication": {"policy": "Never", "maxDepthTokens": 4096},
+        "publication": {"policy": "Declared", "maxDepthTokens": 4096},
+        "declaredPrefixes": [{"text": "You are", "tokenIds": []}, {"text": "", "tokenIds": [1, 2]}],
         "paused": True,
         "generation": 0,
         "cacheNamespaces": [],

@@ -8,6 +8,7 @@ import pytest
 
 from kvpool_contract import reasons
 from kvpool_contract.certificate_reasons import CERTIFICATE_REASONS
+from kvpool_contract.prefix_reasons import PREFIX_REASONS
 from kvpool_contract.rdma_reasons import RDMA_REASONS
 from kvpool_contract.reasons import REASONS, explain
 from kvpool_contract.store_reasons import STORE_REASONS
@@ -114,7 +115,10 @@ def test_every_reason_that_the_code_gives_is_in_the_table() -> None:
 
 
 def test_no_word_stands_twice_in_the_table() -> None:
-    words = [reason.word for reason in (*reasons._TABLE, *CERTIFICATE_REASONS, *RDMA_REASONS, *STORE_REASONS)]
+    words = [
+        reason.word
+        for reason in (*reasons._TABLE, *CERTIFICATE_REASONS, *PREFIX_REASONS, *RDMA_REASONS, *STORE_REASONS)
+    ]
     assert len(words) == len(set(words)) == len(REASONS)
 
 

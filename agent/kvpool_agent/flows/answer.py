@@ -89,7 +89,7 @@ class OwnBlocks:
         if self.hidden:  # nothing is held for others, for the rest of this life
             return Told(1, whole=True)
         slab = self._slabs.of(fingerprint)
-        return slab.arena.heads.since(since, seconds) if slab is not None else NOTHING
+        return slab.arena.told_heads.since(since, seconds) if slab is not None else NOTHING
 
     @contextmanager
     def blocks(

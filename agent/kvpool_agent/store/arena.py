@@ -63,10 +63,11 @@ class Arena:
         eviction: str = DEFAULT_EVICTION,
         owned_percent: int = DEFAULT_OWNED_PERCENT,
         told_depth: int = EVERY_DEPTH,
+        declared_alone: bool = False,
     ) -> None:
-        """told_depth: others are told of no block that lies deeper in its chain, in blocks. table: the memory's slot
-        headers. No slot is given to a writer before `writable_at`, nor while one of
-        `unjudged`, which an earlier worker may have filled, has not been judged."""
+        """told_depth: others are told of no block that lies deeper in its chain, in blocks. declared_alone: and of none
+        that is not declared. table: the memory's slot headers. No slot is given to a writer before `writable_at`, nor
+        while one of `unjudged`, which an earlier worker may have filled, has not been judged."""
         self.slot_count = self.capacity = slot_count
         self.eviction = eviction
         self.spill: Spill | None = None
@@ -77,9 +78,9 @@ class Arena:
         self._table = table
         self._writable_at = writable_at
         self._unjudged = set(unjudged)
-        self._index = Index()
+        self._index = Index(declared_alone=declared_alone)
         self._index.told_depth = told_depth
-        self.heads = self._index.heads
+        self.heads, self.told_heads = self._index.heads, self._index.told_heads
         self._leases = Leases(self._lease_ended)
         self._pressure = Pressure(owned_percent, lambda: policy_of(eviction))
         self._free = FreeSlots(slot_count)
@@ -126,15 +127,26 @@ class Arena:
             return [self._index.is_told(key) for key in keys]
 
     def made_room(self, keys: Iterable[bytes]) -> list[bool]:
-        """For each key whether it lay here and made room, as far as that is remembered (kvpool_agent.store.gone)."""
+        """For each key whether it lay here and made room, as far as that is remembered (kvpool_agent.store.gone) and
+        others may be told so."""
         with self._lock:
-            return [key in self._gone for key in keys]
+            return [key in self._gone and self._index.may_tell(key) for key in keys]
+
+    def may_tell(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those that others may be told of, wherever they lie in their chains, here or not."""
+        with self._lock:
+            return [key for key in keys if self._index.may_tell(key)]
+
+    def declare(self, keys: frozenset[bytes]) -> None:
+        """The blocks that others may be told of from now on, here or not, where that is for declared ones."""
+        with self._lock:
+            self._index.declare(keys)
 
     def keys(self, *, told: bool = False) -> list[bytes]:
         """told: those alone that others may be told of."""
         with self._lock:
             blocks = self._index.blocks
-            if told and self._index.told_depth != EVERY_DEPTH:
+            if told and not self._index.tells_all:
                 return [key for key in blocks if self._index.is_told(key)]
             return list(blocks)
 

@@ -35,7 +35,8 @@ class Block:
 class Index:
     """The blocks by key. Each call costs the same however many there are, but those that say otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, declared_alone: bool = False) -> None:
+        """declared_alone: whether others are told of no block before some are declared."""
         self.blocks: dict[bytes, Block] = {}
         self.orphans = Orphans()
         self.feed = Feed()
@@ -44,11 +45,40 @@ class Index:
         self.adjoining = 0
         self._children: dict[bytes, set[bytes]] = {}
         self.told_depth = EVERY_DEPTH  # in blocks; others are told of none that lies deeper in its chain
+        # others are told of no block but these; None: of all
+        self._declared: frozenset[bytes] | None = frozenset() if declared_alone else None
+        self.told_heads = Heads() if declared_alone else self.heads  # those that others may be told of
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether others may be told of every block."""
+        return self.told_depth == EVERY_DEPTH and self._declared is None
+
+    def may_tell(self, key: bytes) -> bool:
+        """Whether others may be told of this block, wherever it lies in its chain."""
+        return self._declared is None or key in self._declared
 
     def is_told(self, key: bytes) -> bool:
         """Whether the block is here and others may be told so."""
         block = self.blocks.get(key)
-        return block is not None and (self.told_depth == EVERY_DEPTH or 0 <= block.position < self.told_depth)
+        if block is None or not self.may_tell(key):
+            return False
+        return self.told_depth == EVERY_DEPTH or 0 <= block.position < self.told_depth
+
+    def declare(self, keys: frozenset[bytes]) -> None:
+        """From now on others are told of these blocks alone, where it is for declared ones. Costs a step for each that
+        they may be told of now and not before, or before and not now."""
+        if self._declared is None:
+            return
+        changed, self._declared = self._declared ^ keys, keys
+        for key in changed:
+            block = self.blocks.get(key)
+            if block is None:
+                continue
+            if block.parent == NO_PARENT:
+                (self.told_heads.put if key in keys else self.told_heads.take)(name_of(key))
+            if block.head:
+                self.feed.add(Change(key, block.head, held=self.is_told(key)))
 
     def has_children(self, key: bytes) -> bool:
         return key in self._children
@@ -71,6 +101,8 @@ class Index:
         self.foreign += block.foreign
         if block.parent == NO_PARENT:
             self.heads.put(name_of(key))
+            if self.may_tell(key):
+                self.told_heads.put(name_of(key))
             self._put(block, 0, key)
         else:
             self._children.setdefault(block.parent, set()).add(key)
@@ -91,13 +123,13 @@ class Index:
         self.adjoining -= self._adjoining(block)
         del self.blocks[key]
         self.foreign -= block.foreign
-        if block.head:
-            self.feed.add(Change(key, block.head, held=False))
+        self._withdraw(block)
         self.orphans.discard(key)
         for child in self._children.get(key, ()):
             self.orphans.add(child, proved=not reachable)
         if block.parent == NO_PARENT:
             self.heads.take(name_of(key))
+            self.told_heads.take(name_of(key))
             return None
         siblings = self._children[block.parent]
         siblings.discard(key)
@@ -145,8 +177,11 @@ class Index:
         return True
 
     def _put(self, block: Block, position: int, head: bytes) -> None:
-        if block.head:
-            self.feed.add(Change(block.key, block.head, held=False))
+        self._withdraw(block)
         block.position, block.head = position, head
-        if position < self.told_depth:
+        if position < self.told_depth and self.may_tell(block.key):
             self.feed.add(Change(block.key, head, held=True))
+
+    def _withdraw(self, block: Block) -> None:
+        if block.head and self.may_tell(block.key):
+            self.feed.add(Change(block.key, block.head, held=False))

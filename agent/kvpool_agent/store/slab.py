@@ -25,6 +25,7 @@ from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
 from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT, AgentConfig
 from kvpool_contract.names import block_key, format_fingerprint
+from kvpool_contract.prefixes import DECLARED
 from kvpool_contract.tenants import slab_id
 
 LEASE_SECONDS = 2.0
@@ -115,8 +116,13 @@ class OtherFormat(Exception):  # noqa: N818
 
 def slab_options(config: AgentConfig) -> dict[str, Any]:
     """What Slabs takes of the agent's configuration, by keyword."""
-    depth = config.publication.maxDepthTokens
-    return {"eviction": config.eviction, "owned_percent": config.ownedPercent, "told_tokens": depth}
+    publication = config.publication
+    return {
+        "eviction": config.eviction,
+        "owned_percent": config.ownedPercent,
+        "told_tokens": publication.maxDepthTokens,
+        "declared_alone": publication.policy == DECLARED,
+    }
 
 
 class Slabs:
@@ -132,9 +138,10 @@ class Slabs:
         eviction: str = DEFAULT_EVICTION,
         owned_percent: int = DEFAULT_OWNED_PERCENT,
         told_tokens: int = 0,
+        declared_alone: bool = False,
     ) -> None:
         """below: where what is used again is kept as well. told_tokens: others are told of no block that ends deeper
-        in its prompt; 0: of all."""
+        in its prompt; 0: of all. declared_alone: and of none that is not declared."""
         self._memory = memory
         self._keyring = keyring or Keyring()
         self._below = below
@@ -143,6 +150,7 @@ class Slabs:
         self._tables: list[HeaderTable] = []
         self._writable_at = writable_at
         self._eviction, self._owned_percent, self._told_tokens = eviction, owned_percent, told_tokens
+        self._declared_alone = declared_alone
 
     @property
     def all(self) -> tuple[Slab, ...]:
@@ -247,6 +255,7 @@ class Slabs:
                 eviction=self._eviction,
                 owned_percent=self._owned_percent,
                 told_depth=_told_depth(fields, self._told_tokens),
+                declared_alone=self._declared_alone,
             )
             first = (part.address - self._memory.address) // slot_bytes
             slab = Slab(fingerprint, fields, slot_bytes, part, arena, space, number, first, self._below)

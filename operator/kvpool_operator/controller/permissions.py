@@ -21,7 +21,7 @@ RULES = [
     _rule("kvpool.io", ["kvcachepools/status"], ["update"]),
     # only those with the pool label are asked for
     _rule("", ["pods"], ["list", "watch"]),
-    # a pool's configuration and its headless Service, by name
+    # a pool's configuration, its headless Service, and the ConfigMaps that its declared prefixes lie in, by name
     _rule("", ["configmaps", "services"], ["get", "create", "patch"]),
     _rule("", ["events"], ["create"]),
     # keys of cache namespaces that no Secret of the user's holds

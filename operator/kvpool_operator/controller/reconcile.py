@@ -10,12 +10,14 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from kvpool_contract.names import CONFIG_FILE, pool_object_name
+from kvpool_contract.prefixes import DECLARED
 from kvpool_operator.controller import metrics
 from kvpool_operator.controller.agents import Agents
 from kvpool_operator.controller.board import Board
 from kvpool_operator.controller.cluster import CONFLICT, Cluster, Document, Key, RefusedError
 from kvpool_operator.controller.identity import Identity
 from kvpool_operator.controller.keys import see_to_keys
+from kvpool_operator.controller.prefixes import with_config_maps
 from kvpool_operator.controller.updates import Updates, rfc3339
 from kvpool_operator.desired.events import Event, member_events, pool_events
 from kvpool_operator.desired.links import Links
@@ -83,11 +85,14 @@ class Reconciler:
 
     async def _observe(self, key: Key, pool: Document) -> Observed:
         invalid, refused, paused, tls, asked, store = "", NOT_REFUSED, False, "", "", False
+        prefixes: str | None = None
         try:
             wanted = read_stored_pool(pool)
         except PoolError as error:
             invalid = str(error)
         else:
+            wanted, problem = await with_config_maps(self._cluster, wanted)
+            prefixes = problem if wanted.spec.publication.policy == DECLARED else None
             refused, paused = await self._make_objects(wanted, pool["metadata"]), wanted.spec.paused
             tls, asked = wanted.spec.transport.tls.mode, wanted.spec.transport.type
             store = wanted.spec.store.wanted
@@ -104,7 +109,9 @@ class Reconciler:
         await self._tell(events, rfc3339())
         apart = self._links.apart(key, [m.status for m in members if m.status is not None], time.time())
         rotating = self._identity is not None and self._identity.pending and tls == MANAGED
-        return Observed(members, invalid, refused, document, paused, update, apart, tls, rotating, asked, store)
+        return Observed(
+            members, invalid, refused, document, paused, update, apart, tls, rotating, asked, store, prefixes
+        )
 
     async def _document(self, key: Key) -> str:
         """The hash of what agents mount: also where it is a former one, or another's. Empty without any."""

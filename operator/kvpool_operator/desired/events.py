@@ -21,6 +21,7 @@ _TOLD = {  # conditions whose changes are told, and the reasons that are nothing
     "Configured": ("NoMembers", "MembersFollowing", "NotMade", "NoAgentAnswers", "AllConfigured"),
     "CertificatesReady": ("NoMembers", "NoAgentAnswers", "NotKnown"),
     "TransportReady": ("NoMembers", "NoAgentAnswers", "DevicesOpening"),
+    "PrefixesDeclared": ("NoMembers", "NoAgentAnswers", "PrefixesResolving"),
     "StoreReady": ("NoMembers", "NoAgentAnswers", "StoreOpening"),
     "AgentsUpdated": ("NoMembers", "Updating", "WaitingForMembers"),
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),

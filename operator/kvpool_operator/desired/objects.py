@@ -33,6 +33,7 @@ from kvpool_contract.external import Store
 from kvpool_contract.names import CONFIG_FILE, PEER_PORT, POOL_LABEL, pool_object_name
 from kvpool_contract.tenants import KEYS_FOLDER
 from kvpool_operator.desired.pool import KVCachePool
+from kvpool_operator.desired.publication import agent_prefixes
 from kvpool_operator.desired.spaces import GATEWAY_KEY_FILE, agent_spaces
 from kvpool_operator.desired.store import agent_store
 from kvpool_operator.desired.trust import Trust, agent_tls, authorities, needs_trust
@@ -89,6 +90,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
         drain=Drain(maxSeconds=spec.drain.max_seconds, maxBytesPerSecond=int(spec.drain.max_bytes_per_second)),
         replication=Replication(maxBytesPerSecond=int(spec.replication.max_bytes_per_second)),
         publication=Publication(policy=spec.publication.policy, maxDepthTokens=spec.publication.max_depth_tokens),
+        declaredPrefixes=agent_prefixes(spec.publication),
         paused=spec.paused,
         generation=generation,
         cacheNamespaces=agent_spaces(spec.cache_namespaces),

@@ -14,7 +14,7 @@ import msgspec
 from kvpool_contract.names import API_GROUP, pool_object_name
 from kvpool_operator.desired.loading import Loading
 from kvpool_operator.desired.parts import GIB, IMMUTABLE, LIVE, MIB, NEW_PODS, Bytes, Part, PoolError, field
-from kvpool_operator.desired.publication import Publication
+from kvpool_operator.desired.publication import Publication, check_publication
 from kvpool_operator.desired.quantity import QuantityError, format_quantity, parse_milli, parse_quantity
 from kvpool_operator.desired.spaces import CacheNamespaces, KeySecretRef, RequestNamespace, check_spaces
 from kvpool_operator.desired.store import Store, check_store
@@ -356,6 +356,7 @@ def _check(pool: KVCachePool) -> None:
     _check_sizes(spec, "spec")
     check_disk(spec.tiers.disk)
     check_store(spec.store)
+    check_publication(spec.publication)
     check_spaces(spec.cache_namespaces, spec.request_namespace, spec.gateway_key_secret_ref)
     check_tls(spec.transport.tls)
     for path, entries in (

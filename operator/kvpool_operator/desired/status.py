@@ -16,7 +16,7 @@ import msgspec
 from kvpool_contract.names import POOL_LABEL
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus, ConfigInForce
-from kvpool_operator.desired import stores
+from kvpool_operator.desired import publication, stores
 from kvpool_operator.desired.benefit import beneficial
 from kvpool_operator.desired.objects import pool_field
 from kvpool_operator.desired.status_fields import (
@@ -100,7 +100,8 @@ class Observed:
     where agents find it, empty where there is none; `paused`: the pool is to be; `update`: how far the update of its
     agents in place has come, where it is asked for; `apart`: uids of members of which the first does not reach the
     second; `tls`: the mode of its certificates, empty where nobody knows; `rotating`: a new authority waits to sign;
-    `transport`: the type that is asked for; `store`: whether there is to be an external one."""
+    `transport`: the type that is asked for; `store`: whether there is to be an external one;
+    `prefixes`: what is wrong with the declared ones, empty where nothing is, None where the policy is another."""
 
     members: Sequence[Member] = ()
     invalid: str = ""
@@ -113,6 +114,7 @@ class Observed:
     rotating: bool = False
     transport: str = ""
     store: bool = False
+    prefixes: str | None = None
 
 
 def pool_status(
@@ -140,6 +142,8 @@ def pool_status(
         told["TransportReady"] = transport
     if observed.store:
         told["StoreReady"] = _store(name, observed)
+    if observed.prefixes is not None:
+        told["PrefixesDeclared"] = _prefixes(name, observed, observed.prefixes)
     if observed.update is not None:
         told["AgentsUpdated"] = observed.update
     if (benefit := beneficial([m.status for m in members if m.status is not None])) is not None:
@@ -295,6 +299,12 @@ def _store(name: str, observed: Observed) -> _Verdict:
     if opening:
         return False, stores.OPENING, f"{len(opening)} of {total} have not reached the store yet: {named(opening)}."
     return True, "AllReachStore", f"Every agent that answers, of {total}, reaches the external store."
+
+
+def _prefixes(name: str, observed: Observed, problem: str) -> _Verdict:
+    if problem:
+        return False, publication.NOT_FOUND, problem
+    return _unheard(name, observed) or publication.verdict(observed.members, named)
 
 
 def _follows(member: Member, document: str) -> bool:

@@ -13,6 +13,7 @@ ConditionType = Literal[
     "CertificatesReady",
     "TransportReady",
     "StoreReady",
+    "PrefixesDeclared",
     "AgentsReady",
     "AgentsUpdated",
     "Beneficial",
@@ -99,6 +100,7 @@ class PoolStatus(_Part, frozen=True):
             "certificate, and all bytes between members are encrypted, but for those of RDMA where it is allowed. "
             "TransportReady, with the type RDMA: every agent that answers has an RDMA device in use. "
             "StoreReady, with spec.store: every agent that answers reaches the external store, and can write there. "
+            "PrefixesDeclared, with the policy Declared: every agent that answers knows the blocks of all prefixes. "
             "AgentsReady: every member's agent answers, is ready and reaches the others. "
             "Beneficial, once requests have loaded: sharing saves more time than it costs, as measured. "
             "AgentsUpdated, with the strategy InPlace: every agent runs the pool's "

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Sequence
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,12 @@ from engine.measured import BLOCK, ask, by_source, moved, prompt, sees_only, set
 from readiness_watch import watching
 from replica import Pool, Replica, wait_for
 
+from kvpool_agent.flows.declare import tokenize
+from kvpool_agent.flows.probe import CACHE_SALT
+from kvpool_agent.flows.probe import prompt as probe_prompt
+from kvpool_agent.policy.hashes import HASH_BYTES, engine_keys
 from kvpool_cli.main import main
+from kvpool_contract.names import block_key
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,23 @@ def test_what_computing_and_loading_cost_is_measured_request_by_request(pool: Po
     path = of_b["paths"][address]
     assert path["moved"] == known["moved"] + 2
     assert min(path["queue"]["p50"], path["rate"]["p50"]) > 0
+
+
+def test_a_declared_texts_blocks_and_the_probes_are_called_as_the_engine_calls_them(pool: Pool) -> None:
+    a = pool.replicas[0]
+    tokens = tokenize(a.engine_port, "You are a helpful assistant who answers in one short sentence. " * 24)
+    assert len(tokens) // BLOCK == 2
+    ask(a, [*tokens, *prompt(9000, 9)])
+    status = a.status()
+    fields, fingerprint = status["format_fields"], bytes.fromhex(status["format"])
+
+    def names(tokens: Sequence[int], salt: str = "") -> list[bytes]:
+        keys = engine_keys(fields, tokens, salt)
+        return [block_key(key[:HASH_BYTES], int.from_bytes(key[HASH_BYTES:], "big"), fingerprint) for key in keys]
+
+    depths = {block.key: block.depth for block in hot_list(pool, f"127.0.0.1:{a.peer_port}", fingerprint)}
+    assert [depths.get(name) for name in names(tokens)] == [0, 1]
+    assert [name.hex() for name in names(probe_prompt(fields["block_tokens"]), CACHE_SALT)] == status["probe"]["blocks"]
 
 
 def test_a_plan_measures_a_real_engine_by_prompts_that_it_computes_once_and_finds_once(pool: Pool) -> None:

@@ -99,8 +99,9 @@ class ExternalTier:
             return
         now = time.monotonic()
         fresh = now - RENEWED_AFTER * self._config.ttlSeconds
+        told = slab.arena.may_tell(again)  # first: the arena's lock may be held where this one is asked for
         with self._changed:
-            run = [key for key in again if self._known.get((slab.number, key), float("-inf")) < fresh]
+            run = [key for key in told if self._known.get((slab.number, key), float("-inf")) < fresh]
             dropped = self._pending.setdefault(slab.number, Pending()).add(run, now) if run else 0
             self._changed.notify_all()
         self._drop("queue_full", dropped)
