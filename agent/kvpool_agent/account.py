@@ -22,7 +22,7 @@ class Account:
         self._found: dict[bool, collections.Counter[str]] = {False: collections.Counter(), True: collections.Counter()}
         self._ways: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self._events: collections.deque[Event] = collections.deque(maxlen=EVENTS_KEPT)
-        self._foreign: collections.OrderedDict[bytes, None] = collections.OrderedDict()
+        self._foreign: collections.OrderedDict[bytes, str] = collections.OrderedDict()  # and from which address
 
     def count(self, word: str, amount: int = 1) -> None:
         with self._lock:
@@ -44,10 +44,11 @@ class Account:
         with self._lock:
             self._events.append(Event(now(), word, detail))
 
-    def computed_elsewhere(self, key: bytes) -> None:
-        """A block came from another replica; remembered beyond its time in the arena, since the engine may keep it."""
+    def computed_elsewhere(self, key: bytes, address: str = "") -> None:
+        """A block came from another replica: from this address (STORE for the external store), empty where nobody
+        knows. Remembered beyond its time in the arena, since the engine may keep it."""
         with self._lock:
-            self._foreign[key] = None
+            self._foreign[key] = address
             self._foreign.move_to_end(key)
             if len(self._foreign) > ORIGINS_KEPT:
                 self._foreign.popitem(last=False)
@@ -82,6 +83,24 @@ class Account:
         """Whether another replica computed one of these."""
         with self._lock:
             return any(key in self._foreign for key in keys)
+
+    def givers(self, keys: Iterable[bytes]) -> set[str]:
+        """The addresses that those of these came from which other replicas have computed."""
+        with self._lock:
+            return {self._foreign[key] for key in keys if key in self._foreign}
+
+    def given_by(self, addresses: Iterable[str]) -> list[bytes]:
+        """What is known to have come from there."""
+        wanted = set(addresses)
+        with self._lock:
+            return [key for key, address in self._foreign.items() if address in wanted]
+
+    def forget(self, address: str) -> None:
+        """Whoever was at this address is there no more."""
+        for key in self.given_by([address]):
+            with self._lock:
+                if key in self._foreign:
+                    self._foreign[key] = ""
 
     # -- reading -------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from kvpool_agent.account import Account
 from kvpool_agent.configuration import Configuration
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.directory.distrust import Distrust
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.homes import Homes
 from kvpool_agent.directory.locate import Locator
@@ -21,6 +22,7 @@ from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.beyond import Beyond
+from kvpool_agent.flows.canary import CanaryFlow
 from kvpool_agent.flows.certify import Certification
 from kvpool_agent.flows.custody import Custody
 from kvpool_agent.flows.declare import Declarations
@@ -52,6 +54,7 @@ from kvpool_agent.policy.readiness import Readiness, limits
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import LEASE_SECONDS, Slab, Slabs, slab_options
 from kvpool_contract import status as contract
+from kvpool_contract.config import AgentConfig
 from kvpool_contract.names import ENGINE_SOCKET
 
 log = logging.getLogger("kvpool.agent")
@@ -87,23 +90,18 @@ class Agent:
         self._dialer = Dialer(self._identity, transport, entitlement)
         # announcements and requests never wait for each other's connections
         self._teller = Dialer(self._identity, transport, entitlement)
-        self._breakers = Breakers(self._account)
+        self._breakers = Breakers(self._account, distrusts=lambda address: self._distrust.refuses(address))
         seeds, gone = config.members, self._gone
         self._members = MemberView(seeds, self._dialer, place.member, gone, self._other, self._own_format)
+        self._distrust = Distrust(self._members)
+        self._canary = CanaryFlow(self._live, lambda: self._slabs.all, self._distrust, self._account)
         self._entries = Entries(self._account)
         self._homes = Homes(self._members, self._as_home)
         self._locator = Locator(self._members, self._dialer, self._breakers, self._account, self._homes, self._entries)
         self._announcer = Announcer(
-            self._slabs,
-            place.member,
-            self._members,
-            self._homes,
-            self._entries,
-            self._teller,
-            self._account,
-            # of models with windows nobody asks a home
-            lambda: self._source.hidden or not self._handler.in_groups,
-        )
+            self._slabs, place.member, self._members, self._homes, self._entries, self._teller, self._account,
+            lambda: self._source.hidden or not self._handler.in_groups,  # of models with windows nobody asks a home
+        )  # fmt: skip
         self._orphans = OrphanCheck(self._slabs, self._members, self._teller, self._breakers)
         self._rdma = Rdma(config, memory, self._readable, self._account)
         direct = Reader(self._rdma, self._dialer, self._account)
@@ -123,14 +121,9 @@ class Agent:
         self._lookup = LookupFlow(self._locator, self._fetcher, self._account, seconds, self._probe.before_load, disk)
         self._store = StoreFlow(self._account, lambda: self._probe.awaited(others=False))
         self._warmup = WarmupFlow(
-            lambda: configuration.config,
-            self._members,
-            self._dialer,
-            self._fetcher,
-            self._breakers,
-            self._account,
+            self._live, self._members, self._dialer, self._fetcher, self._breakers, self._account,
             lambda: self._slabs.all[1:],
-        )
+        )  # fmt: skip
         self._warming = False
         self._early: EarlyWarmup | None = None
         # in a pod that was ready the engine is there and attaches again by itself
@@ -146,8 +139,8 @@ class Agent:
         state, proved = (lambda: self._readiness.state), self._format_is_proved
         self._source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma, policy)
         directory = OwnDirectory(self._identity, self._slabs, self._source, self._entries, self._members)
-        live, holds = (lambda: configuration.config), (lambda: not self._source.hidden)
-        self._custody = Custody(self._slabs, self._members, self._dialer, self._fetcher, self._account, live, holds)
+        parts = (self._slabs, self._members, self._dialer, self._fetcher, self._account)
+        self._custody = Custody(*parts, self._live, lambda: not self._source.hidden)
         self._peers = PeerServer(
             place.bind,
             place.peer_port,
@@ -162,10 +155,12 @@ class Agent:
         )
         self._engine = EngineWatch(config.engine.port, self._engine_healthy)
         healthy, probed = (lambda: self._engine.healthy), (lambda: self._probe.snapshot().blocks)
-        self._declarations = Declarations(self._slabs, live, healthy, probed)
+        self._declarations = Declarations(self._slabs, self._live, healthy, probed)
         self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._beyond.disk.heads})
         hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
-        self._handler = EngineHandler(self._slabs, memory, self._lookup, self._store, self._account, self._probe, hooks)
+        self._handler = EngineHandler(
+            self._slabs, memory, self._lookup, self._store, self._account, self._probe, self._canary, hooks
+        )
         requests = RequestNames(self._keyring, self._account)
         self._engine_port = EnginePort(
             place.run_dir / ENGINE_SOCKET, self._handler, requests.session, self._account.count
@@ -260,8 +255,11 @@ class Agent:
         self._change(lambda readiness: readiness.limit(limits(config.readiness)))
         self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
 
+    def _live(self) -> AgentConfig:
+        return self._configuration.config
+
     def _purposes(self) -> Purposes:
-        config = self._configuration.config
+        config = self._live()
         return purposes(config.prewarm, config.loading, config.drain, config.replication)
 
     # -- what happens to the state -------------------------------------------------------------------
@@ -328,7 +326,7 @@ class Agent:
         self._other(address)
 
     def _other(self, address: str) -> None:
-        for known in (self._teller, self._breakers, self._fetcher.costs, self._rdma.peers):
+        for known in (self._teller, self._breakers, self._fetcher.costs, self._rdma.peers, self._account):
             known.forget(address)
 
     def _as_home(self) -> tuple[str, str] | None:
@@ -394,4 +392,5 @@ class Agent:
             first_token=self._fetcher.costs.outcomes(),
             reuse=spaces.reuse(self._slabs),
             declared=self._declarations.snapshot(),
+            canary=self._canary.snapshot(),
         )

@@ -75,3 +75,8 @@ class Summary:
     settled: float = -1.0
     agent_seconds: float = -1.0
     tried: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was promised was loaded."""
+        return self.loaded_blocks > 0 and not (self.blocks_without_room or self.lost_blocks or self.late_blocks)

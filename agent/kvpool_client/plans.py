@@ -257,6 +257,11 @@ class Plans:
         entry = self._requests.get(request)
         return entry.plan.number if entry is not None and entry.plan is not None else 0
 
+    def request_of(self, number: int) -> str:
+        """The request that waits for a plan; empty where none does."""
+        plan = self._by_number.get(number)
+        return plan.request if plan is not None else ""
+
     def answer(
         self, number: int, hits: Iterable[int], seconds: float = -1.0, tried: bool = False, now: float = 0.0
     ) -> None:

@@ -21,6 +21,7 @@ from kvpool_client.ledger import Ledger, Result
 from kvpool_client.loader import Loader
 from kvpool_client.offers import Offers
 from kvpool_client.plans import Answer, Plans
+from kvpool_client.samples import Samples, canary_of
 from kvpool_client.timing import Timings
 
 STORE_SECONDS = 5.0
@@ -80,6 +81,7 @@ class SchedulerSide:
         self._plans = Plans(groups, load_deadline=0.0, rule_out=self.heads.rule_out)
         self._offers = Offers()
         self.timings = Timings(self._beside)
+        self.samples = Samples()
         self._groups = groups
         # promotions hold half of the host pool at most: the rest is for what the engine computes
         self._room = (pool.rows + 1) // 2
@@ -88,7 +90,7 @@ class SchedulerSide:
         self._open: set[str] = set()  # requests that the engine has now
         self._outdated: set[str] = set()  # those of them that are older than the format, or apart from all others
         self._namespaces: dict[str, str] = {}  # of those that are not of the default one
-        self._inbox: collections.deque[tuple[int, tuple[int, ...], float, bool] | None] = collections.deque()
+        self._inbox: collections.deque[tuple[int, tuple[int, ...], float, bool, int] | None] = collections.deque()
         self.session = session.Session(socket, attach_header, [pool.descriptor], self)
         self._loader = Loader(self.session, self.ledger, pool.address, pool.row_bytes)
 
@@ -110,7 +112,8 @@ class SchedulerSide:
             self._copied(int(frame.header["job"]), bool(frame.header["whole"]), int(frame.header["stored"]))
         elif frame.verb == "plan":
             hits, seconds = tuple(int(i) for i in frame.header["hits"]), float(frame.header.get("seconds", -1.0))
-            self._inbox.append((int(frame.header["plan"]), hits, seconds, bool(frame.header.get("tried"))))
+            tried, sample = bool(frame.header.get("tried")), int(frame.header.get("sample", 0))
+            self._inbox.append((int(frame.header["plan"]), hits, seconds, tried, sample))
         elif frame.verb == "heads":
             self.heads.take(frame.header, frame.tail)
         elif frame.verb == "limits":
@@ -118,6 +121,7 @@ class SchedulerSide:
 
     def on_lost(self) -> None:
         self.heads.clear()
+        self.samples.forget()
         self._inbox.append(None)
         self.ledger.fail_all()
         self._offers.unconfirmed(time.monotonic())
@@ -136,13 +140,15 @@ class SchedulerSide:
     # -- the scheduler's thread ----------------------------------------------------------------------
 
     def new_request(self, context: Context) -> bool:
-        """Takes a request in; whether it shall offer what the engine holds already. The agent's probe is computed,
-        never loaded, and no request of the account."""
+        """Takes a request in; whether it shall offer what the engine holds already. The agent's own ones are never
+        loaded, and no requests of the account: the probe is stored, a canary is not."""
         self.session.resume()
         self._open.add(context.req_id)
         if probe_of(context):
             return True
         self.timings.arrived(context.req_id, time.monotonic())
+        if canary_of(context.kv_transfer_params):
+            return False
         mark = (context.kv_transfer_params or {}).get(self._mark) if self._mark else ""
         if mark == APART:
             self._outdated.add(context.req_id)
@@ -174,7 +180,7 @@ class SchedulerSide:
         if probe := probe_of(job.req_context):
             header["probe"] = probe
         outdated = job.req_context.req_id in self._outdated
-        if not keys:
+        if not keys or canary_of(job.req_context.kv_transfer_params):
             self.ledger.close(job.job_id, success=False)
         elif outdated or not self._shares or not self.session.post(header, tail):
             self.ledger.close(job.job_id, success=False)
@@ -213,7 +219,10 @@ class SchedulerSide:
             if plan is None:
                 self._plans.fail_open()
             else:
-                self._plans.answer(*plan, now)
+                number, hits, seconds, tried, sample = plan
+                if sample > 0:
+                    self.samples.want(self._plans.request_of(number), number, sample)
+                self._plans.answer(number, hits, seconds, tried, now)
         if self.ledger.expire(now):
             self._offers.unconfirmed(now)
         results = self.ledger.take()
@@ -245,8 +254,14 @@ class SchedulerSide:
         device = self.timings.take_device(context.req_id)
         self._open.discard(context.req_id)
         self._outdated.discard(context.req_id)
+        plan = self._plans.number_of(context.req_id)
         summary = self._plans.finish(context.req_id)
         timing = self.timings.finish(context.req_id, summary)
+        if mark := canary_of(context.kv_transfer_params):
+            if self.samples.known:
+                self.session.post({"verb": "canary", "mark": mark, "held": timing.get("held", -1)})
+            return
+        sample = self.samples.take(context.req_id, plan)
         if outdated or probe_of(context):
             return
         header = {
@@ -264,6 +279,8 @@ class SchedulerSide:
         }
         chains = chains_of(context, self._groups)
         self.session.post(header, b"".join(key for chain in chains for key in chain))
+        if sample and summary.whole:
+            self.session.post({"verb": "sample", "plan": plan}, sample)
 
     def renew(self, attach_header: dict[str, Any]) -> None:
         """From now on blocks mean something else: leaves the pool, and comes back with this header when a request

@@ -27,7 +27,9 @@ GDSF, LRU, S3FIFO = "GDSF", "LRU", "S3FIFO"
 DEFAULT_EVICTION: Literal["GDSF"] = "GDSF"
 DEFAULT_OWNED_PERCENT = 70
 DEFAULT_MARGIN = 1.2
-LIVE_FIELDS = ("prewarm", "readiness", "loading", "drain", "replication", "declaredPrefixes", "paused", "generation")
+LIVE_FIELDS = (
+    "prewarm", "readiness", "loading", "drain", "replication", "canary", "declaredPrefixes", "paused", "generation",
+)  # fmt: skip
 
 
 class ConfigError(ValueError):
@@ -104,6 +106,14 @@ class Replication:
     them, and takes, at most; 0: none are made."""
 
     maxBytesPerSecond: int = 0  # noqa: N815
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canary:
+    """One request in `intervalSeconds` at most that goes on from other members' blocks is computed as well, and the
+    answers compared; 0: none is."""
+
+    intervalSeconds: float = 0.0  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +203,7 @@ class AgentConfig:
     loading: Loading = field(default_factory=Loading)
     drain: Drain = field(default_factory=Drain)
     replication: Replication = field(default_factory=Replication)
+    canary: Canary = field(default_factory=Canary)
     publication: Publication = field(default_factory=Publication)
     declaredPrefixes: tuple[Prefix, ...] = ()  # noqa: N815
     paused: bool = False
@@ -297,6 +308,7 @@ def _check(config: AgentConfig) -> None:
     at_least("drain.maxSeconds", config.drain.maxSeconds, 0)
     at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)
     at_least("replication.maxBytesPerSecond", config.replication.maxBytesPerSecond, 0)
+    at_least("canary.intervalSeconds", config.canary.intervalSeconds, 0)
     at_least("publication.maxDepthTokens", config.publication.maxDepthTokens, 0)
     if wrong_prefixes := wrong_with_prefixes(config.declaredPrefixes):
         raise ConfigError(f"configuration field declaredPrefixes: {wrong_prefixes}")

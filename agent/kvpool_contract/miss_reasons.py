@@ -60,6 +60,11 @@ MISS_REASONS = (
         "Look at the peer in kvpool status, at its log and at the network to it; it is tried again by itself.",
     ),
     Reason(
+        "distrusted",
+        "Blocks of a member that may hold this one changed an answer of the engine, so it is no source any more.",
+        "See the condition Faithful and `canary` in the agent's status: make that member's pod anew, then this one's.",
+    ),
+    Reason(
         "no_room",
         "Neither arena nor host pool had room for the block.",
         "Raise tiers.memory.size or engine.hostPool.size.",

@@ -121,6 +121,16 @@ _TABLE = (
         "The engine could not be asked for the pool's fixed prompt; it shares because all fields of its format agree.",
         "Let it listen on engine.port without a key on the loopback address, or accept the fields as proof.",
     ),
+    Reason(
+        "canary_not_run",
+        "The engine gave no answer by which a hit could be compared with computing.",
+        "Let it serve /v1/completions with 20 log-probabilities on engine.port without a key on the loopback address.",
+    ),
+    Reason(
+        "canary_differs",
+        "Blocks of these members made the engine answer otherwise than computing does; nothing is loaded from them.",
+        "Compare their weights, engine build and kernels, look at their memory; make their pods and this one anew.",
+    ),
     Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.", "Raise tiers.memory.size."),
     Reason(
         "other_format",

@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from kvpool_contract.canary import Canary
 from kvpool_contract.external import STORE
 
 VERSION = 1
@@ -23,9 +24,9 @@ class Event(msgspec.Struct, frozen=True):
 
 class Peer(msgspec.Struct, frozen=True):
     """A member as this agent sees it. `live`: it shook hands within the last two seconds; `incarnation`: which life of
-    its worker answered last. `breaker`: closed, open (no source after `failures` in a row) or half_open (tried
-    again). `differences`: how its format is another one than this agent's, a line for each field. `not_by_rdma`: why
-    blocks of it last came by TCP, though this agent has RDMA; empty where they did not."""
+    its worker answered last. `breaker`: closed, open (no source after `failures` in a row), half_open (tried again) or
+    distrusted (no source any more, see Canary). `differences`: how its format is another one than this agent's, a line
+    for each field. `not_by_rdma`: why its blocks last came by TCP though this agent has RDMA; empty where not."""
 
     address: str
     live: bool
@@ -129,8 +130,7 @@ class Reuse(msgspec.Struct, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The arena: its byte limit, bytes of slots in use, blocks held (own and computed elsewhere), evictions, and blocks
-    whose parent no member holds."""
+    """The arena: byte limit, bytes of slots in use, blocks held (own, foreign), evicted, and orphans (no parent)."""
 
     limit_bytes: int = 0
     used_bytes: int = 0
@@ -286,9 +286,8 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class RdmaDevice(msgspec.Struct, frozen=True):
-    """An RDMA device. `state`: ready or failed (it is tried again), with `reason` and `detail`. `address`: that of its
-    GID; MTU in bytes; queue pairs of both directions; bytes that are registered now, and the seconds that registering
-    the whole arena took."""
+    """An RDMA device. `state`: ready or failed (it is tried again), with `reason` and `detail`. `address`: of its GID;
+    MTU in bytes; queue pairs of both directions; bytes registered now, and seconds that the whole arena took."""
 
     name: str
     state: str
@@ -372,6 +371,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     first_token: dict[str, dict[str, Quantiles]] = {}
     reuse: dict[str, Reuse] = {}
     declared: Declared = Declared()
+    canary: Canary = Canary()
 
 
 class StatusError(ValueError):

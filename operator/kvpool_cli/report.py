@@ -19,7 +19,7 @@ from kvpool_operator.view.figures import NOTHING, percent, size
 COLUMNS = ("MEMBER", "STATE", "WARM", "LOCAL", "SHARED", "COMPUTED", "SHARED IN", "ARENA", "FORMAT", "REASON")
 FROM_PEERS = ("demand_in", "prewarm_in")  # what went out stands in the other side's row
 FORMAT_DIGITS = 8
-CLOSED = "closed"
+CLOSED, DISTRUSTED = "closed", "distrusted"
 # why a pool of the type Auto does without RDMA: nothing to tell
 PLAIN = ("rdma_looking", "rdma_no_device", "rdma_no_pyverbs", "rdma_unencrypted")
 NOTABLE_GAIN, LEAST_ASKED = 0.05, 1000
@@ -81,6 +81,7 @@ def _notes(answer: Answer) -> Iterator[str]:
             _of_configuration,
             _of_certificate,
             _of_probe,
+            _of_canary,
             _of_arena,
             _of_reuse,
             _of_near_identical,
@@ -123,6 +124,15 @@ def _of_probe(status: AgentStatus) -> Iterator[str]:
         word = f"probe_{probe.state}"
         said = word if status.reason == word else explain(word)  # a row's reason is explained already
         yield said + (f" ({details})" if details else "")
+
+
+def _of_canary(status: AgentStatus) -> Iterator[str]:
+    """Loads that could not be compared with computing, or have changed an answer."""
+    canary = status.canary
+    if canary.distrusted:
+        yield f"{explain('canary_differs')} ({', '.join(canary.distrusted)})"
+    elif canary.state == "not_run":
+        yield f"{explain('canary_not_run')} ({canary.detail})"
 
 
 def _of_arena(status: AgentStatus) -> Iterator[str]:
@@ -219,7 +229,7 @@ def _of_peers(member: str, status: AgentStatus) -> Iterator[str]:
     """What keeps this member from using others as sources."""
     for peer in status.peers:
         name = f"{member} → {peer.member or peer.address}"
-        if peer.breaker != CLOSED:
+        if peer.breaker not in (CLOSED, DISTRUSTED):
             yield f"{name}: breaker {peer.breaker} after {peer.failures} failures in a row"
         if peer.not_by_rdma:
             yield f"{name}: by TCP, not by RDMA: {peer.not_by_rdma}"

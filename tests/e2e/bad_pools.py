@@ -81,7 +81,7 @@ BAD_POOLS = [
     _unknown(
         "engin",
         {},
-        "engine, tiers, store, prewarm, readiness, loading, drain, replication, publication, cacheNamespaces, "
+        "engine, tiers, store, prewarm, readiness, loading, drain, replication, canary, publication, cacheNamespaces, "
         "requestNamespace, gatewayKeySecretRef, transport, agent, paused",
     ),
     _wrong("tiers.memory.ownedPercent", 101, "expected `int` <= 100", "should be less than or equal to 100"),

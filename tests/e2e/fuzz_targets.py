@@ -183,11 +183,11 @@ def asker(data: bytes) -> None:
 
 
 class _Flows:
-    """What a session hands on to: the flows of lookups, stores and the probe."""
+    """What a session hands on to: the flows of lookups, stores, the probe and the canary."""
 
     def __init__(self) -> None:
         self.account = Account()
-        self.lookup = self.store = self.probe = self
+        self.lookup = self.store = self.probe = self.canary = self
         self.slabs = _Slabs()
 
     def submit(self, slab: Any, *rest: Any) -> None:
@@ -211,6 +211,15 @@ class _Flows:
 
     def refuses(self, engine: str) -> bool:
         return False
+
+    def wants(self, *_: Any) -> int:
+        return 4
+
+    def take(self, session: object, plan: int, data: bytes) -> None:
+        must(isinstance(plan, int) and isinstance(data, bytes), "no sample")
+
+    def held(self, mark: str, tokens: int) -> None:
+        must(isinstance(mark, str) and isinstance(tokens, int), "not what was held")
 
     def when_settled(self, act: Callable[[bool], None]) -> None:
         act(True)
@@ -310,6 +319,7 @@ VERBS: list[tuple[dict[str, Any], bytes]] = [
     ({"verb": "forget", "job": 1}, b""), ({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0}, CHAIN),
     ({"verb": "store", "job": 1, "rows": [0]}, PAIRS[: 2 * HASH_BYTES + 8]),
     ({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0, "unknown": 2}, CHAIN),
+    ({"verb": "sample", "plan": 1}, CHAIN), ({"verb": "canary", "mark": "m", "held": 4}, b""),
 ]  # fmt: skip
 _flows, _slab = _Flows(), _Slab()
 GROUPS = [Group(0, FULL, 0, 4, True)]
@@ -324,7 +334,7 @@ def engine(data: bytes) -> None:
     if data[:1] >= b"\x80":
         data = data[:1] + _framed(data[1:])
     hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
-    handler: Any = EngineHandler(_Slabs(), None, _flows, _flows, _flows.account, _flows, hooks)  # type: ignore[arg-type]
+    handler: Any = EngineHandler(_Slabs(), None, _flows, _flows, _flows.account, _flows, _flows, hooks)  # type: ignore[arg-type]
     session = EngineSession(_flows, _slab, _Pool(), HASH_BYTES, GROUPS, _Port())  # type: ignore[arg-type]
     tails = 0
     with contextlib.suppress(wire.WireError):

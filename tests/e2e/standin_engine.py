@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from standin_http import serve_http
@@ -27,11 +27,14 @@ from standin_model import (  # noqa: F401 - the suites have them from here
     KEY_BYTES,
     RECURRENT,
     Job,
+    Request,
     Served,
     block_bytes,
     engine_keys,
     hash_fields,
+    is_canary,
     last_boundary,
+    likeliest,
     metrics_text,
     prompt,
     window_blocks,
@@ -46,29 +49,6 @@ from kvpool_client.scheduler_side import STORE_SECONDS, HostPool, SchedulerSide
 STEP_SECONDS = 0.002
 NO_FIELDS: Mapping[str, Any] = {}
 SERVE_SECONDS = 60.0
-
-
-@dataclass(eq=False)
-class _Request:
-    """A request, with the names that the client knows it by."""
-
-    req_id: str
-    tokens: int
-    groups: Sequence[Group]
-    keys: list[list[bytes]]
-    kv_transfer_params: dict[str, Any] | None = None
-    offer_all: bool = False
-    boundary: int = 0
-    served: Served = field(default_factory=Served)
-
-    @property
-    def _offload_key_positions(self) -> dict[bytes, int]:
-        return {
-            key: (i + 1) * group.block_tokens
-            for group, keys in zip(self.groups, self.keys, strict=True)
-            for i, key in enumerate(keys)
-        }
-
 
 Preempt = Callable[[int], bool]
 
@@ -124,9 +104,9 @@ class StandInEngine:
         self._held: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self._free = list(range(rows))
         self._coming: dict[bytes, int] = {}  # rows that promotions hold
-        self._promotions: dict[str, tuple[_Request, list[bytes]]] = {}  # of this step, by request
+        self._promotions: dict[str, tuple[Request, list[bytes]]] = {}  # of this step, by request
         self._loads: dict[int, Job] = {}
-        self._from_pool: dict[bytes, _Request] = {}
+        self._from_pool: dict[bytes, Request] = {}
         self.promoted = 0  # rows that loads were given, whether or not they came
         self.withheld: set[bytes] = set()  # blocks that are never stored, as engines store windows sparsely
         self._jobs = self.requests = 0
@@ -182,14 +162,24 @@ class StandInEngine:
         return self._serve([(tokens, "", None) for tokens in prompts], preempt)
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        """A completion that came over HTTP, from another thread: the fields of Served; None where there is no such
-        endpoint. With `known`, which no real engine takes, nothing is served: it says whether the prompt would be
-        looked for, or is taken for one that nobody knows."""
+        """A completion that came over HTTP, from another thread: the fields of Served, and with `logprobs` the
+        likeliest tokens; None where there is no such endpoint. With `known`, which no real engine takes, nothing is
+        served: it says whether the prompt would be looked for, or is taken for one that nobody knows."""
         if body.get("known"):
             (key, *_) = engine_keys(body["prompt"], self.groups[reference(self.groups)], body.get("cache_salt", ""))
             return {"known": not self.side.heads.rule_out(key, time.monotonic())}
         asked = body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params")
-        return asdict(self._serve([asked])[0]) if self._probe else None
+        if not self._probe:
+            return None
+        with self._serving:
+            said = asdict(self._serve([asked])[0])
+            if body.get("logprobs"):
+                said["choices"] = [{"logprobs": {"top_logprobs": [likeliest(body["prompt"], self._wrong(*asked[:2]))]}}]
+            return said
+
+    def _wrong(self, tokens: Sequence[int], salt: str) -> list[bytes]:
+        keys = [key for group in self.groups for key in engine_keys(tokens, group, salt) if key in self._held]
+        return [bytes(row) for key in keys if (row := self._row(self._held[key])) != self._computed(key)]
 
     def _serve(
         self, asked: Sequence[tuple[Sequence[int], str, dict[str, Any] | None]], preempt: Preempt = lambda _step: False
@@ -197,7 +187,7 @@ class StandInEngine:
         with self._serving:
             return self._serve_now([self._begin(*one) for one in asked], preempt)
 
-    def _serve_now(self, requests: Sequence[_Request], preempt: Preempt) -> list[Served]:
+    def _serve_now(self, requests: Sequence[Request], preempt: Preempt) -> list[Served]:
         waiting = list(requests)
         until = time.monotonic() + SERVE_SECONDS
         for step in itertools.count():
@@ -218,14 +208,15 @@ class StandInEngine:
         self.side.session.call({"verb": "load"}, b"", seconds=1.0)
         return [request.served for request in requests]
 
-    def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> _Request:
+    def _begin(self, tokens: Sequence[int], salt: str, parameters: dict[str, Any] | None) -> Request:
         self.requests += 1
         keys = [engine_keys(tokens, group, salt) for group in self.groups]
-        request = _Request(f"r{self.requests}", len(tokens), self.groups, keys, parameters)
+        request = Request(f"r{self.requests}", tokens, self.groups, keys, parameters)
         request.offer_all = self.side.new_request(request)
         if (timings := getattr(self.side, "timings", None)) is not None and hasattr(timings, "on_device"):
             timings.on_device(request.req_id, 0)  # it has no device: what it holds lies in its host pool
-        if not self.token_seconds and hasattr(self.side, "timings"):  # a client of before times nothing
+        timed = self.token_seconds or is_canary(parameters)
+        if not timed and hasattr(self.side, "timings"):  # a client of before times nothing
             self.side.timings.drop(request.req_id)
         return request
 
@@ -237,7 +228,7 @@ class StandInEngine:
             if result.is_load:
                 self._take_in(result)
 
-    def _scan(self, request: _Request) -> bool:
+    def _scan(self, request: Request) -> bool:
         """Looks for the longest boundary at which every group has what it needs; whether there was an answer. Groups
         with full attention come first; a group that shortens the boundary makes the windows be looked at again."""
         order = sorted(range(len(self.groups)), key=lambda place: self.groups[place].kind != FULL)
@@ -261,11 +252,11 @@ class StandInEngine:
                     return self._answered(request, 0)
         return False if deferred else self._answered(request, boundary)
 
-    def _answered(self, request: _Request, boundary: int) -> bool:
+    def _answered(self, request: Request, boundary: int) -> bool:
         request.boundary = boundary
         return True
 
-    def _lookup(self, request: _Request, key: bytes) -> Answer | None:
+    def _lookup(self, request: Request, key: bytes) -> Answer | None:
         """HIT where the host pool holds the block; None while it is on its way there."""
         if key in self._held:
             self._held.move_to_end(key)
@@ -281,7 +272,7 @@ class StandInEngine:
         self._promotions.setdefault(request.req_id, (request, []))[1].append(key)
         return None
 
-    def _prefix(self, request: _Request, group: Group, keys: Sequence[bytes]) -> int | None:
+    def _prefix(self, request: Request, group: Group, keys: Sequence[bytes]) -> int | None:
         deferred, found = False, 0
         for key in keys:
             answer = self._lookup(request, key)
@@ -291,7 +282,7 @@ class StandInEngine:
             found += answer is not Answer.RETRY
         return None if deferred else found
 
-    def _window(self, request: _Request, group: Group, keys: Sequence[bytes]) -> int | None:
+    def _window(self, request: Request, group: Group, keys: Sequence[bytes]) -> int | None:
         wanted = window_blocks(group)
         deferred, run, pending = False, 0, False
         for index in range(len(keys) - 1, -1, -1):
@@ -326,12 +317,12 @@ class StandInEngine:
             self._from_pool.setdefault(key, job.req_context)
             job.req_context.served.equal &= self._row(row) == self._computed(key)
 
-    def _compute_and_store(self, request: _Request) -> None:
+    def _compute_and_store(self, request: Request) -> None:
         served, place = request.served, reference(self.groups)
         size = self.groups[place].block_tokens
         total, found = len(request.keys[place]), -(-request.boundary // size)
         served.computed = total - found
-        if self.token_seconds:
+        if self.token_seconds or is_canary(request.kv_transfer_params):
             self.side.timings.began(request.req_id, request.boundary, request.tokens, time.monotonic())
             time.sleep(self.token_seconds * (request.tokens - request.boundary))
             self.side.timings.first_token(request.req_id, time.monotonic())
@@ -362,17 +353,19 @@ class StandInEngine:
             self.side.submit_store(job)
             self._wait(job)
 
-    def _finish(self, request: _Request) -> None:
+    def _finish(self, request: Request) -> None:
         served = request.served
         held = [(key, self._held[key]) for keys in request.keys for key in keys if key in self._held]
         served.equal &= all(self._row(row) == self._computed(key) for key, row in held)
         for word, blocks in (("local_compute", served.computed), ("host", served.host), ("p2p", served.pool)):
             self.tokens[word] += blocks * BLOCK_TOKENS
         self.side.end_step([request.req_id], ())
+        if (samples := getattr(self.side, "samples", None)) is not None:  # a client of before shows no prompt
+            samples.ended(request.req_id, request.prompt)
         self.side.request_finished(request)
         self._from_pool = {key: owner for key, owner in self._from_pool.items() if owner is not request}
 
-    def _job(self, keys: Sequence[bytes], rows: Sequence[int], request: _Request) -> Job:
+    def _job(self, keys: Sequence[bytes], rows: Sequence[int], request: Request) -> Job:
         self._jobs += 1
         return Job(self._jobs, keys, rows, request)
 

@@ -1,9 +1,10 @@
 """The stand-in engine's models: their KV groups, the keys of a prompt's blocks, the bytes that computing gives."""
 
 import hashlib
+import math
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool_client.groups import FULL, GROUP_BYTES, STATE, WINDOW, Group
@@ -68,6 +69,14 @@ def last_boundary(groups: Sequence[Group], tokens: int) -> int:
     return min((boundary - boundary % group.block_tokens for group in groups if group.kind == STATE), default=boundary)
 
 
+def likeliest(prompt: Sequence[int], wrong: Sequence[bytes]) -> dict[str, float]:
+    """Log-probabilities of the likeliest next tokens of a prompt, of whose blocks these hold other bytes than computing
+    gives."""
+    digest = hashlib.sha512(repr(list(prompt)).encode() + b"".join(wrong)).digest()
+    weights = {f"token_id:{place}": 1 + value for place, value in enumerate(digest[:20])}
+    return {token: math.log(weight / sum(weights.values())) for token, weight in weights.items()}
+
+
 def metrics_text(tokens: Mapping[str, int]) -> str:
     """The engine's page of metrics, as far as an agent reads it: prompt tokens by source."""
     cached = "\n".join(
@@ -99,3 +108,34 @@ class Job:
     keys: Sequence[bytes]
     chunk_ids: Sequence[int]
     req_context: Any
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, with the names that the client knows it by."""
+
+    req_id: str
+    prompt: Sequence[int]
+    groups: Sequence[Group]
+    keys: list[list[bytes]]
+    kv_transfer_params: dict[str, Any] | None = None
+    offer_all: bool = False
+    boundary: int = 0
+    served: Served = field(default_factory=Served)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def _offload_key_positions(self) -> dict[bytes, int]:
+        return {
+            key: (i + 1) * group.block_tokens
+            for group, keys in zip(self.groups, self.keys, strict=True)
+            for i, key in enumerate(keys)
+        }
+
+
+def is_canary(parameters: dict[str, Any] | None) -> bool:
+    """Whether these are of a request by which an agent compares."""
+    return "kvpool_canary" in (parameters or {})

@@ -164,7 +164,7 @@ def test_the_workload_is_in_the_pools_namespace() -> None:
             POOL.read_text().replace("tiers:", "tier:"),
             "",
             "pool field spec.tier: this version does not know it; "
-            "spec has engine, tiers, store, prewarm, readiness, loading, drain, replication, publication, "
+            "spec has engine, tiers, store, prewarm, readiness, loading, drain, replication, canary, publication, "
             "cacheNamespaces, requestNamespace, gatewayKeySecretRef, transport, agent, paused",
         ),
         (

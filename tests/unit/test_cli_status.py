@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from kvpool_cli.main import main
 from kvpool_cli.members import Answer
 from kvpool_cli.report import as_table
+from kvpool_contract.canary import Canary
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import (
     AgentStatus,
@@ -307,6 +308,14 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
         (
             {"probe": Probe("mismatch", "layer 3", "b"), "state": "Ready(degraded)", "reason": "probe_mismatch"},
             [explain("probe_mismatch"), "a: probe_mismatch (beside b, layer 3)"],
+        ),
+        (
+            {"canary": Canary("not_run", "the engine's port answered 401")},
+            [f"a: {explain('canary_not_run')} (the engine's port answered 401)"],
+        ),
+        (
+            {"canary": Canary("same", same=9, distrusted=["b", "c"])},
+            [f"a: {explain('canary_differs')} (b, c)"],
         ),
         (
             {"arena": Arena(1024, 512, 100, orphan_blocks=11)},

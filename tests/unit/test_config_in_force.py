@@ -63,6 +63,7 @@ CHANGES: dict[str, Any] = {
     "loading": {"deadlineSeconds": 1.5},
     "drain": {"maxSeconds": 8},
     "replication": {"maxBytesPerSecond": 8},
+    "canary": {"intervalSeconds": 60},
     "paused": True,
     "generation": 7,
     "arenaBytes": 2 << 30,

@@ -11,6 +11,7 @@ import pytest
 
 from kvpool_client.engine_vllm import geometry
 from kvpool_client.groups import obstacle
+from kvpool_client.samples import Samples, unpacked
 
 
 class FullAttentionSpec:
@@ -44,6 +45,11 @@ class OffloadingConnector:
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.seen = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self.connector_scheduler = Scheduler() if role == ROLE.SCHEDULER else None
+
+    def request_finished(self, request: Any, block_ids: Any) -> Any:
+        return request.request_id, block_ids
+
+    request_finished_all_groups = request_finished
 
 
 class Scheduler:
@@ -226,3 +232,25 @@ def test_an_engine_with_full_attention_alone_is_left_as_it_is(connector: Any) ->
     groups = types.SimpleNamespace(kv_cache_groups=[group(FullAttentionSpec())])
     made = connector.KvpoolConnector(config, ROLE.SCHEDULER, kv_cache_config=groups)
     assert "_build_store_jobs" not in vars(made.connector_scheduler)
+
+
+def test_the_prompt_of_a_request_that_ends_is_shown_where_its_tokens_alone_name_its_blocks(connector: Any) -> None:
+    samples = Samples()
+    config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={}))
+    made = connector.KvpoolConnector(config, ROLE.WORKER, types.SimpleNamespace(kv_cache_groups=[]))
+    made._tier = types.SimpleNamespace(samples=samples)
+
+    def shown(end: str, **change: Any) -> list[int]:
+        plain = {"cache_salt": None, "lora_request": None, "mm_features": [], "prompt_embeds": None}
+        request = types.SimpleNamespace(**{"request_id": "r", "prompt_token_ids": [7, 8, 9], **plain, **change})
+        samples.want("r", 1, 2)
+        assert getattr(made, end)(request, [3]) == ("r", [3])
+        return unpacked(samples.take("r", 1))
+
+    assert shown("request_finished") == shown("request_finished_all_groups") == [7, 8]
+    other = [{"cache_salt": "s"}, {"lora_request": object()}, {"mm_features": [1]}, {"prompt_embeds": object()}]
+    assert [shown("request_finished", **change) for change in other] == [[]] * 4
+    assert shown("request_finished", prompt_token_ids=None) == []
+    # an engine whose requests are made otherwise goes on, and shows nothing any more
+    assert made.request_finished(types.SimpleNamespace(request_id="r"), [3]) == ("r", [3])
+    assert shown("request_finished") == []

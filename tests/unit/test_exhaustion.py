@@ -96,7 +96,7 @@ def test_an_engine_that_stands_still_holds_up_nobody_who_tells_a_new_deadline() 
 
     nobody: Any = None
     lookup: Any = types.SimpleNamespace(load_seconds=1.0)
-    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody)
+    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody, nobody)
     port: Any = Port()
     handler._ports.add(port)
     handler.load_within(3.0)
@@ -108,7 +108,7 @@ def test_an_engine_that_stands_still_holds_up_nobody_who_tells_a_new_deadline() 
 def test_without_a_thread_the_engines_keep_the_deadline_that_they_have(no_threads: threading.Event) -> None:
     nobody: Any = None
     lookup: Any = types.SimpleNamespace(load_seconds=1.0)
-    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody)
+    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody, nobody)
     no_threads.set()
     handler.load_within(3.0)
     assert lookup.load_seconds == 3.0

@@ -24,9 +24,11 @@ from replica import wait_for
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.breakers import Breakers
+from kvpool_agent.directory.distrust import Distrust
 from kvpool_agent.directory.locate import Holders
 from kvpool_agent.engine_port.server import EnginePort
 from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.canary import CanaryFlow
 from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.probe import ProbeFlow
@@ -41,10 +43,12 @@ from kvpool_agent.store.heads import Told
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slabs
 from kvpool_client import wire
+from kvpool_contract.config import AgentConfig, Members, Tls
 
 WAIT = 10.0
 FIELDS = {"engine": "mutant", "row_bytes": ROW}
 OTHER_CHAIN = b"".join(bytes([n]) * HASH_BYTES + bytes(4) for n in range(9, 12))
+CONFIG = AgentConfig(version=1, pool="p", arenaBytes=1 << 20, members=Members(file="m"), tls=Tls(mode="Disabled"))
 MOST_ENTRIES = 16  # so few that mutants reach the bound
 
 
@@ -98,6 +102,8 @@ ENGINE_FRAMES = [
     wire.encode({"verb": "commit", "job": 1}),
     wire.encode({"verb": "forget", "job": 1}),
     wire.encode({"verb": "finished", "prompt": 3, "asked": 0, "loaded": 0, "unknown": 1}, CHAIN),
+    wire.encode({"verb": "sample", "plan": 1}, CHAIN),
+    wire.encode({"verb": "canary", "mark": "m", "held": 4}),
     wire.encode({"verb": "bare", "reason": "no_shm_room", "detail": ""}),
 ]
 LENGTHS = st.sampled_from([0, 1, 255, 1 << 16, 1 << 20, (1 << 20) + 1, 1 << 26, (1 << 30) + 1, 2**32 - 1])
@@ -278,7 +284,8 @@ def engine_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
     lookup = LookupFlow(Nobody(), Fetcher(None, Breakers(account), account), account, 1.0)  # type: ignore[arg-type]
     hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
     probe = ProbeFlow(1, None, None, account, lambda: None)  # type: ignore[arg-type]
-    handler = EngineHandler(slabs, memory, lookup, store, account, probe, hooks)
+    canary = CanaryFlow(lambda: CONFIG, lambda: (), Distrust(Nobody()), account)  # type: ignore[arg-type]
+    handler = EngineHandler(slabs, memory, lookup, store, account, probe, canary, hooks)
     path = tmp_path_factory.mktemp("engine") / "engine.sock"
     port = EnginePort(path, handler)
     store.start()

@@ -107,6 +107,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10.0, "maxBytesPerSecond": 0},
                     "drain": {"maxSeconds": 20.0, "maxBytesPerSecond": 524288000},
                     "replication": {"maxBytesPerSecond": 0},
+                    "canary": {"intervalSeconds": 0},
                     "publication": {"policy": "Always", "prefixes": [], "maxDepthTokens": 0, "decodeOutput": False},
                 }
             ).encode()
@@ -162,6 +163,7 @@ def test_every_field_reaches_the_configuration() -> None:
                 "loading": {"mode": "Never", "margin": 2, "deadlineSeconds": 3, "maxBytesPerSecond": "1G"},
                 "drain": {"maxSeconds": 7, "maxBytesPerSecond": "2M"},
                 "replication": {"maxBytesPerSecond": "3M"},
+                "canary": {"intervalSeconds": 600},
                 "publication": {
                     "policy": "Declared",
                     "prefixes": [{"text": "You are"}, {"tokenIds": [1, 2]}],
@@ -226,6 +228,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "loading": {"mode": "Never", "margin": 2.0, "deadlineSeconds": 3.0, "maxBytesPerSecond": 1000000000},
         "drain": {"maxSeconds": 7.0, "maxBytesPerSecond": 2000000},
         "replication": {"maxBytesPerSecond": 3000000},
+        "canary": {"intervalSeconds": 600},
         "publication": {"policy": "Declared", "maxDepthTokens": 4096},
         "declaredPrefixes": [{"text": "You are", "tokenIds": []}, {"text": "", "tokenIds": [1, 2]}],
         "paused": True,

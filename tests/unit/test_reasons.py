@@ -38,6 +38,7 @@ RETURNS = {
     "flows/warmup.py": {"_warm", "run"},
     "flows/fetch.py": {"fetch", "_fetch", "_fault"},
     "flows/lookup.py": {"submit", "plan", "_bring"},
+    "directory/breakers.py": {"reason"},
     "directory/locate.py": {"holders", "_nobody"},
     "kvpool_client/join.py": {"find_obstacle"},
     "engine_vllm/configuration.py": {"complete", "_unsupported"},

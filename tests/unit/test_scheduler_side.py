@@ -9,6 +9,7 @@ import pytest
 from kvpool_client import scheduler_side, wire
 from kvpool_client.groups import FULL, STATE, WINDOW, Group
 from kvpool_client.plans import Answer
+from kvpool_client.samples import CANARY, unpacked
 from kvpool_client.scheduler_side import HostPool, SchedulerSide
 
 KEYS = [bytes([i]) * 32 + bytes(4) for i in range(20)]
@@ -334,3 +335,51 @@ def test_what_the_device_held_of_a_request_when_it_was_first_looked_at_is_told_a
     ((header, _),) = side.session.posted
     assert header["device"] == 32
     assert side.timings.take_device("a") == -1
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_prompt_that_is_asked_for_is_told_at_the_requests_end_if_all_that_was_promised_came(
+    side: SchedulerSide, came: bool
+) -> None:
+    made = request(side, "r", KEYS[:2])
+    assert side.lookup(KEYS[0], made) is Answer.RETRY
+    side.end_step((), ())
+    plan = side.session.posted[-1][0]["plan"]
+    side.on_event(wire.Frame({"verb": "plan", "plan": plan, "hits": [0, 1], "sample": 8}))
+    side.finished_jobs()
+    assert [side.lookup(key, made) for key in KEYS[:2]] == [Answer.HIT] * 2
+    side.submit_load(job(1, KEYS[:2], made))
+    for key in KEYS[:2] if came else ():
+        assert side.ledger.begin_copy(1, 0.0)
+        side.ledger.end_copy(1, key, valid=True)
+    side.ledger.close(1, success=True)
+    side.finished_jobs()
+    side.end_step(("r",), ())
+    side.samples.ended("r", list(range(9)))
+    side.request_finished(made)
+    told = [(header["plan"], unpacked(tail)) for header, tail in side.session.posted if header["verb"] == "sample"]
+    assert told == ([(plan, list(range(8)))] if came else [])
+
+
+def test_of_the_agents_canary_nothing_is_looked_up_stored_or_counted_and_its_cached_tokens_are_told(
+    side: SchedulerSide,
+) -> None:
+    def served(name: str) -> None:
+        context = Request(name, {key: 4 * (i + 1) for i, key in enumerate(KEYS[:2])}, {CANARY: "mark"})
+        assert side.new_request(context) is False
+        assert side.lookup(KEYS[0], context) is Answer.MISS
+        side.submit_store(job(1, KEYS[:2], context))
+        assert [(result.job, result.success) for result in side.finished_jobs()] == [(1, False)]
+        side.end_step((name,), ())
+        side.timings.began(name, 4, 9, 0.0)
+        side.timings.first_token(name, 1.0)
+        side.request_finished(context)
+
+    served("of an agent that has not asked")
+    assert side.session.posted == []
+    side.samples.want("r", 1, 4)
+    served("of one that has")
+    assert side.session.posted == [({"verb": "canary", "mark": "mark", "held": 4}, b"")]
+    side.on_lost()
+    served("of another agent")
+    assert len(side.session.posted) == 1

@@ -11,6 +11,7 @@ from kvpool_agent.account import EVENTS_KEPT, Account
 from kvpool_agent.observe.engine import parse_tokens
 from kvpool_agent.observe.metrics import registry
 from kvpool_contract import status as contract
+from kvpool_contract.canary import Canary
 from kvpool_contract.status import (
     PLACES,
     AgentStatus,
@@ -57,6 +58,7 @@ def full(**change: Any) -> AgentStatus:
         ),
         "benefit": contract.Benefit(61, 62, 63, 64, 65, 66, 67, 68, 69, 71, 72),
         "first_token": {"acme": {"cold": contract.Quantiles(73, 74, 75, 76)}},
+        "canary": Canary("differs", "", 3, 1, 2, 0, 0.25, 0.125, ["u1", "u2"]),
         "reuse": {"acme": contract.Reuse(4096, 9, [1, 0, 4])},
         "events": [contract.Event(1001.5, "attached", {"rows": 8, "format": "ab"})],
     }
@@ -128,6 +130,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         'kvpool_transfer_bytes_total{transfer="demand_in"}': 12288,
         'kvpool_transfer_bytes_total{transfer="store_in"}': 8192,
         'kvpool_events_total{event="plans"}': 11,
+        'kvpool_events_total{event="canary_differs"}': 0,
         'kvpool_events_total{event="probe_mismatch"}': 0,
         'kvpool_events_total{event="tag_failures"}': 0,
         "kvpool_certificate_expires_timestamp_seconds": 18,
@@ -171,6 +174,9 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         },
         'kvpool_served_requests_total{cache_namespace="acme",kind="cold"}': 76,
         "kvpool_open_breakers": 1,
+        'kvpool_canary_variation{between="hit"}': 0.25,
+        'kvpool_canary_variation{between="noise"}': 0.125,
+        "kvpool_distrusted_members": 2,
     }
     assert {name: float(value) for name, value in values.items()} == expected
 

@@ -7,7 +7,8 @@ Only where a home does not answer, its second one is asked, in a round of its ow
 no hit. Members of the first version of the protocol keep no entries and announce nothing; they are always asked
 themselves.
 
-A member whose breaker is open is not asked: it would cost the lookup its wait, or promise what it does not serve.
+A member whose breaker is open is not asked: it would cost the lookup its wait, or promise what it does not serve. Nor
+is one that is distrusted.
 
 The answer is a hint: a FETCH says the truth block by block, and the hit is cut at the first gap.
 """
@@ -108,9 +109,11 @@ class Locator:
         self._account.count("lookups")
         live = self._members.live(fingerprint)
         usable = [member for member in live if self._breakers.usable(member.address)]
+        passed_over = {member.address for member in live} - {member.address for member in usable}
+        left_out = self._breakers.reason(passed_over) if passed_over else ""
         seconds = min(LOCATE_SECONDS, deadline - time.monotonic())
         if not usable or seconds <= 0:
-            return Holders([{} for _ in chains], "breaker_open" if live and not usable else self._nobody())
+            return Holders([{} for _ in chains], left_out if live and not usable else self._nobody())
         until = time.monotonic() + seconds
         table = Table(chains, MAX_KEYS, starts)
         homes = self._homes
@@ -122,8 +125,7 @@ class Locator:
         else:
             reached = self._ask_homes(table, homes, slab, until, usable)
         silent = len(reached) < len(table.pieces)
-        rest_reason = "breaker_open" if len(usable) < len(live) else "never_published"
-        reason = "directory_unreachable" if silent else rest_reason
+        reason = "directory_unreachable" if silent else left_out or "never_published"
         return Holders(table.held(), reason, table.reached(reached), table.gone())
 
     def _ask_homes(

@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 from kvpool_agent.account import Account
 from kvpool_agent.costs import Shares, timing_of
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
+from kvpool_agent.flows.canary import CanaryFlow
 from kvpool_agent.flows.epochs import named, named_by, named_chains
 from kvpool_agent.flows.finished import finish_request, told_misses
 from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow
 from kvpool_agent.flows.probe import ProbeFlow, Row
-from kvpool_agent.flows.request import Request
+from kvpool_agent.flows.request import Request, lacking
 from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
 from kvpool_agent.policy.boundary import Blocks
 from kvpool_agent.policy.difference import differences
@@ -65,14 +66,14 @@ class EngineHandler:
         store: StoreFlow,
         account: Account,
         probe: ProbeFlow,
+        canary: CanaryFlow,
         hooks: Hooks,
     ) -> None:
         self.slabs = slabs
         self._memory = memory
-        self.lookup = lookup
-        self.store = store
+        self.lookup, self.store = lookup, store
         self.account = account
-        self.probe = probe
+        self.probe, self.canary = probe, canary
         self._hooks = hooks
         self._lock = threading.Lock()
         self._ports: set[Port] = set()
@@ -222,11 +223,9 @@ class EngineSession:
         port: Port,
     ) -> None:
         self._handler = handler
-        self._slab = slab
-        self._pool = pool
+        self._slab, self._pool = slab, pool
         self._hash_bytes = hash_bytes
-        self._groups = groups
-        self._port = port
+        self._groups, self._port = groups, port
         self._uncommitted = Uncommitted()
         self._plan_leases: dict[int, tuple[Slab, int]] = {}
         self._probe_rows: dict[int, list[Row]] = {}  # by job, not committed yet
@@ -254,6 +253,10 @@ class EngineSession:
                 told_misses(handler.account, header)
                 if (timing := timing_of(header.get("timing"))) is not None:
                     handler.lookup.costs.served(timing, shares)
+            case "sample":
+                handler.canary.take(self._port, int(header["plan"]), frame.tail)
+            case "canary":
+                handler.canary.held(str(header["mark"]), int(header["held"]))
             case verb:
                 raise wire.WireError(f"unknown verb {verb!r}")
 
@@ -275,17 +278,7 @@ class EngineSession:
 
     def _on_lookup(self, slab: Slab | None, plan: int, runs: Any, room: int, again: bool, tail: bytes) -> None:
         began, chains = time.monotonic(), self._by_group(tail)
-        count = sum(map(len, chains))
-        lacks = [False] * count
-        last = 0
-        for run in runs:
-            first, end = run
-            if not (type(first) is type(end) is int and last <= first < end <= count):
-                raise wire.WireError(f"run {run!r} of a lookup of {count} blocks")
-            lacks[first:end] = [True] * (end - first)
-            last = end
-        if not last:
-            raise wire.WireError("a lookup that lacks nothing")
+        lacks = lacking(runs, sum(map(len, chains)))
         starts = [0, *itertools.accumulate(map(len, chains))]
         blocks = [
             Blocks(group, lacks[start : start + len(chain)])
@@ -299,15 +292,19 @@ class EngineSession:
                 self._plan_leases.pop(next(iter(self._plan_leases)), None)
             indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
             seconds = round(time.monotonic() - began, 6)
-            told = {"seconds": seconds, "tried": True} if tried else {"seconds": seconds}
-            self._port.send({"verb": "plan", "plan": plan, "hits": indexes, **told})
+            told: dict[str, Any] = {"tried": True} if tried else {}
+            if slab is not None and (tokens := self._handler.canary.wants(self._port, plan, slab, request, hits)):
+                told["sample"] = tokens
+            self._port.send({"verb": "plan", "plan": plan, "hits": indexes, "seconds": seconds, **told})
 
         if slab is None:
-            self._handler.account.miss("not_authorised", 0 if again else Request(blocks, chains, room).beyond(0))
+            request = Request(blocks, chains, room, again)
+            self._handler.account.miss("not_authorised", 0 if again else request.beyond(0))
             answer([], NO_LEASE)
         else:
             now, others = named_chains(slab, chains, self._hash_bytes)
-            self._handler.lookup.submit(slab, Request(blocks, now, room, again, others), answer)
+            request = Request(blocks, now, room, again, others)
+            self._handler.lookup.submit(slab, request, answer)
 
     def _on_load(self, slab: Slab | None, call: int, tail: bytes, done_plan: int) -> None:
         keys = wire.split(tail, self._hash_bytes + GROUP_BYTES)

@@ -199,7 +199,7 @@ class Fetcher:
         slab, purpose = order.slab, order.purpose
         if not self._breakers.usable(order.address):  # before anything is waited for
             self._account.count("fetch_breaker_open")
-            return "breaker_open"
+            return self._breakers.reason([order.address])
         size, moved = len(part) * slab.slot_bytes, 0
         pace, gate = self._paces[purpose], self._gates[purpose]
         pace.wait(size, lambda: self._purposes()[purpose].receiving.bytes_per_second, slab.slot_bytes, order.deadline)
@@ -232,7 +232,7 @@ class Fetcher:
         slab, address, purpose, deadline = order.slab, order.address, order.purpose, order.deadline
         if not self._breakers.begin(address):
             self._account.count("fetch_breaker_open")
-            return "breaker_open"
+            return self._breakers.reason([address])
         slots, reason = reserved(slab, len(wanted), order.may_go, copies=True)
         if not slots:
             self._breakers.put_off(address)
@@ -246,7 +246,7 @@ class Fetcher:
             nonlocal landed
             foreign = block.key not in own
             if foreign:
-                self._account.computed_elsewhere(block.key)
+                self._account.computed_elsewhere(block.key, address)
             if purpose == DEMAND:
                 self._account.brought(block.key, STORE if address == STORE else PEER)
             landed += 1

@@ -12,7 +12,6 @@ asked (no HTTP port here, or one behind a key) has nothing more to show than its
 """
 
 import http.client
-import json
 import logging
 import secrets
 import threading
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.members import Member, MemberView
+from kvpool_agent.flows.completions import complete
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.policy.proof import CLOSE, MISMATCH, SAME, compare
@@ -275,14 +275,7 @@ class ProbeFlow:
             "cache_salt": CACHE_SALT,
             "kv_transfer_params": {"kvpool_probe": token},
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_SECONDS)
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            answer.read(1 << 20)
-            return answer.status
-        finally:
-            connection.close()
+        return complete(self._port, body, ANSWER_SECONDS)[0]
 
     def _stored(self, attempt: _Attempt) -> str:
         """Waits for the rows; why there are none, or empty."""

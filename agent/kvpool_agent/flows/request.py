@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvpool_agent.directory.locate import Holders
 from kvpool_agent.flows.fetch import Wanted
@@ -72,6 +73,34 @@ def not_in_arena(slab: Slab, request: Request, boundary: int) -> tuple[list[list
         for chosen, held in zip(wanted(request.blocks, boundary), in_arena(slab, request), strict=True)
     ]
     return indexes, request.chosen(indexes)
+
+
+def lacking(runs: Any, count: int) -> list[bool]:
+    """Which of so many blocks lie in these runs, each from its first index to the one after its last. Raises ValueError
+    where they are no such runs, or none."""
+    lacks, last = [False] * count, 0
+    for first, end in runs:
+        if not (type(first) is type(end) is int and last <= first < end <= count):
+            raise ValueError(f"run from {first!r} to {end!r} of a lookup of {count} blocks")
+        lacks[first:end] = [True] * (end - first)
+        last = end
+    if not last:
+        raise ValueError("a lookup that lacks nothing")
+    return lacks
+
+
+def beginning(request: Request, hits: Sequence[Sequence[int]], limit: int) -> tuple[int, list[bytes]]:
+    """Up to where a request goes on from these blocks, in tokens, and the keys of all blocks up to there; of a longer
+    one than the limit the part that can be gone on from, where there is one."""
+    groups = [blocks.group for blocks in request.blocks]
+    tokens = max(
+        ((i + 1) * group.block_tokens for group, row in zip(groups, hits, strict=True) for i in row), default=0
+    )
+    if tokens > limit:
+        size = max(group.block_tokens for group in groups)
+        tokens = limit // size * size if request.is_full_attention else 0
+    chains = zip(request.keys, groups, strict=True)
+    return tokens, [key for keys, group in chains for key in keys[: tokens // group.block_tokens]]
 
 
 def either(one: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]]) -> list[list[bool]]:

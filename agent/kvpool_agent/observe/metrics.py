@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from kvpool_agent.directory.breakers import DISTRUSTED
 from kvpool_agent.observe.costs import families, of_benefit
 from kvpool_agent.policy import validity
+from kvpool_contract.canary import Canary
 from kvpool_contract.status import PLACES, AgentStatus, Capacity, Disk, Reuse, Store, Transport
 
 STATES = ("Starting", "Warming", "Ready(warm)", "Ready(degraded)", "Draining")
 CERTIFICATE_STATES = (validity.OK, validity.NONE, validity.SOON, validity.EXPIRED)
 # told from the start: an alert looks at how much these grow, and what was not there does not grow
-ALERTED = ("probe_mismatch", "tag_failures")
+ALERTED = ("probe_mismatch", "tag_failures", "canary_differs")
 
 
 class StatusCollector:
@@ -59,6 +61,7 @@ class StatusCollector:
         yield from families(status.costs)
         yield from _transport(status.transport)
         yield from of_benefit(status)
+        yield from _canary(status.canary)
         hits = CounterMetricFamily(
             "kvpool_prompt_blocks", "Prompt blocks of finished requests", labels=["source", "place"]
         )
@@ -105,8 +108,24 @@ class StatusCollector:
         yield GaugeMetricFamily(
             "kvpool_open_breakers",
             "Other members that are no source now, after failures",
-            value=sum(p.breaker != "closed" for p in status.peers),
+            value=sum(p.breaker not in ("closed", DISTRUSTED) for p in status.peers),
         )
+
+
+def _canary(canary: Canary) -> Iterator[Metric]:
+    """Nothing before the first comparison."""
+    if canary.same + canary.differs:
+        variation = GaugeMetricFamily(
+            "kvpool_canary_variation", "Total variation between answers, as last compared", labels=["between"]
+        )
+        variation.add_metric(["hit"], canary.variation)
+        variation.add_metric(["noise"], canary.noise)
+        yield variation
+    yield GaugeMetricFamily(
+        "kvpool_distrusted_members",
+        "Other members from which nothing is loaded, after their blocks changed an answer",
+        value=len(canary.distrusted),
+    )
 
 
 def _reason(name: str, text: str, reason: str) -> Metric:

@@ -9,11 +9,12 @@ the engine offers it all the same, with whatever lay in the rest of its row befo
 boundary would look at that. So a block of which the device holds a part is not stored at all, not in the host pool
 either.
 
-When requests begin and have their first token is seen here alone (kvpool_client.engine_vllm.prefills).
+When requests begin and have their first token is seen here alone (kvpool_client.engine_vllm.prefills), and so are their
+prompts, for the agent that wants to have one computed again (kvpool_client.samples).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -49,8 +50,8 @@ class KvpoolConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if plans and any(kind not in (FULL, STATE) for kind, *_ in extra[KINDS_FIELD]):
             store_whole_blocks_alone(self.connector_scheduler)
-        timings = timings_of(self.connector_scheduler) if plans else None
-        self._prefills = Prefills(timings) if timings is not None else None
+        self._tier = tier_of(self.connector_scheduler) if plans else None
+        self._prefills = Prefills(self._tier.timings) if self._tier is not None else None
 
     def on_new_request(self, request: Any) -> None:
         super().on_new_request(request)
@@ -72,12 +73,42 @@ class KvpoolConnector(OffloadingConnector):
             self._prefills.results()
         super().update_connector_output(connector_output)
 
+    def request_finished(self, request: Any, block_ids: Any) -> Any:
+        self._show(request)
+        return super().request_finished(request, block_ids)
 
-def timings_of(scheduler: Any) -> Timings | None:
-    """Those of our tier below the connector's scheduler; None where there is none."""
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+        self._show(request)
+        return super().request_finished_all_groups(request, block_ids)
+
+    def _show(self, request: Any) -> None:
+        try:
+            samples = self._tier.samples if self._tier is not None else None
+            if samples is not None and (tokens := plain_tokens(request)):
+                samples.ended(request.request_id, tokens)
+        except Exception:
+            log.exception("kvpool: this engine's prompts can't be seen, so no hit is compared")
+            self._tier = None
+
+
+def tier_of(scheduler: Any) -> Any:
+    """Our tier below the connector's scheduler; None where there is none, and where it is inert."""
     tiers = getattr(getattr(scheduler, "manager", None), "secondary_tiers", ())
-    found = (getattr(tier, "timings", None) for tier in tiers)
-    return next((one for one in found if isinstance(one, Timings)), None)
+    return next((tier for tier in tiers if isinstance(getattr(tier, "timings", None), Timings)), None)
+
+
+def plain_tokens(request: Any) -> Sequence[int]:
+    """The prompt of a request whose tokens alone name its blocks; none of one with a salt, an adapter, images or
+    embeddings, which only whoever has those can ask for again."""
+    if (
+        request.cache_salt
+        or request.lora_request is not None
+        or request.mm_features
+        or request.prompt_embeds is not None
+    ):
+        return ()
+    tokens: Sequence[int] = request.prompt_token_ids or ()
+    return tokens
 
 
 def kind_and_window(group: Any) -> tuple[str, int]:

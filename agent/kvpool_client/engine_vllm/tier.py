@@ -18,6 +18,7 @@ from kvpool_client import session
 from kvpool_client.engine_vllm import adapters, epoch, geometry
 from kvpool_client.engine_vllm.requests import MARK_FIELD
 from kvpool_client.plans import Answer
+from kvpool_client.samples import Samples
 from kvpool_client.scheduler_side import SchedulerSide
 from kvpool_client.timing import Timings
 
@@ -77,6 +78,11 @@ class KvpoolTier(SecondaryTierManager):
     def timings(self) -> Timings | None:
         """Where the connector tells when requests begin and have their first token."""
         return self._side.timings if self._side is not None else None
+
+    @property
+    def samples(self) -> Samples | None:
+        """Where the connector shows the prompts of requests that end."""
+        return self._side.samples if self._side is not None else None
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         return _RESULTS[self._guarded(lambda side: side.lookup(key, req_context), Answer.MISS)]

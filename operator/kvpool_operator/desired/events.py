@@ -27,6 +27,7 @@ _TOLD = {  # conditions whose changes are told, and the reasons that are nothing
     "Ready": ("NoMembers", "MembersStarting", "ConfigInvalid", "ConfigNotUsed"),
     "CacheWarm": ("NoMembers", "MembersCold"),
     "Beneficial": (),
+    "Faithful": (),
 }
 
 assert MAX_MESSAGE_OF_AN_EVENT <= MAX_MESSAGE
@@ -81,7 +82,7 @@ def pool_events(
         changed = (old.get("status"), old.get("reason")) != (new["status"], new["reason"])
         # what holds from the start is nothing to tell, nor that certificates come as they should
         expected = {"ConfigValid": (None,), "CertificatesReady": (None, "NoMembers", "NoAgentAnswers"),
-                    "Beneficial": (None,)}  # fmt: skip
+                    "Beneficial": (None,), "Faithful": (None,)}  # fmt: skip
         accepted_at_first = good and old.get("reason") in expected.get(kind, ())
         if changed and new["reason"] not in silent and not accepted_at_first:
             reason = kind if good else f"Config{new['reason']}" if kind == "ConfigValid" else new["reason"]

@@ -13,6 +13,7 @@ from typing import Any
 from kvpool_contract.config import VERSION as CONFIG_VERSION
 from kvpool_contract.config import (
     AgentConfig,
+    Canary,
     ConfigError,
     Disk,
     Drain,
@@ -89,6 +90,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
         ),
         drain=Drain(maxSeconds=spec.drain.max_seconds, maxBytesPerSecond=int(spec.drain.max_bytes_per_second)),
         replication=Replication(maxBytesPerSecond=int(spec.replication.max_bytes_per_second)),
+        canary=Canary(intervalSeconds=spec.canary.interval_seconds),
         publication=Publication(policy=spec.publication.policy, maxDepthTokens=spec.publication.max_depth_tokens),
         declaredPrefixes=agent_prefixes(spec.publication),
         paused=spec.paused,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from kvpool_contract.names import API_GROUP, pool_object_name
+from kvpool_operator.desired.canary import Canary
 from kvpool_operator.desired.loading import Loading
 from kvpool_operator.desired.parts import GIB, IMMUTABLE, LIVE, MIB, NEW_PODS, Bytes, Part, PoolError, field
 from kvpool_operator.desired.publication import Publication, check_publication
@@ -229,6 +230,7 @@ class PoolSpec(Part, frozen=True):
     loading: Loading = msgspec.field(default_factory=Loading)
     drain: Drain = msgspec.field(default_factory=Drain)
     replication: Replication = msgspec.field(default_factory=Replication)
+    canary: Canary = msgspec.field(default_factory=Canary)
     publication: Publication = msgspec.field(default_factory=Publication)
     cache_namespaces: CacheNamespaces = msgspec.field(default_factory=list)
     request_namespace: RequestNamespace = "Ignore"

@@ -18,6 +18,7 @@ from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus, ConfigInForce
 from kvpool_operator.desired import publication, stores
 from kvpool_operator.desired.benefit import beneficial
+from kvpool_operator.desired.canary import faithful
 from kvpool_operator.desired.objects import pool_field
 from kvpool_operator.desired.status_fields import (
     MAX_FORMATS,
@@ -146,8 +147,11 @@ def pool_status(
         told["PrefixesDeclared"] = _prefixes(name, observed, observed.prefixes)
     if observed.update is not None:
         told["AgentsUpdated"] = observed.update
-    if (benefit := beneficial([m.status for m in members if m.status is not None])) is not None:
+    answers = [m.status for m in members if m.status is not None]
+    if (benefit := beneficial(answers)) is not None:
         told["Beneficial"] = benefit
+    if (fidelity := faithful(answers, {m.uid: m.name for m in members})) is not None:
+        told["Faithful"] = fidelity
     status = PoolStatus(
         observed_generation=generation,
         phase=phase,

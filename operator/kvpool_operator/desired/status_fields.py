@@ -18,6 +18,7 @@ ConditionType = Literal[
     "AgentsUpdated",
     "Beneficial",
     "CacheWarm",
+    "Faithful",
     "Ready",
 ]
 
@@ -103,6 +104,7 @@ class PoolStatus(_Part, frozen=True):
             "PrefixesDeclared, with the policy Declared: every agent that answers knows the blocks of all prefixes. "
             "AgentsReady: every member's agent answers, is ready and reaches the others. "
             "Beneficial, once requests have loaded: sharing saves more time than it costs, as measured. "
+            "Faithful, once a hit was compared with computing: no member has seen others' blocks change its answer. "
             "AgentsUpdated, with the strategy InPlace: every agent runs the pool's "
             "image. CacheWarm: every member holds its hot set. Ready: the phase is Ready.",
             max_length=16,

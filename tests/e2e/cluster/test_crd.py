@@ -52,6 +52,7 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         "loading": {"mode": "Measured", "margin": 1.2, "deadlineSeconds": 10, "maxBytesPerSecond": "0"},
         "drain": {"maxSeconds": 20, "maxBytesPerSecond": "500Mi"},
         "replication": {"maxBytesPerSecond": "0"},
+        "canary": {"intervalSeconds": 0},
         "publication": {"policy": "Always", "prefixes": [], "maxDepthTokens": 0, "decodeOutput": False},
         "store": {
             "type": "None",

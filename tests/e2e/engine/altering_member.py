@@ -54,10 +54,11 @@ class AlteringMember:
         self._server.start()
         self.address = f"{LOOPBACK}:{self._server.port}"
 
-    def alter(self, key: bytes) -> None:
-        """Overwrites a thirtieth in the middle of a block with an ordinary number (0.75 in either type)."""
+    def alter(self, key: bytes, part: int = 30) -> None:
+        """Overwrites a thirtieth, or another part, in the middle of a block with an ordinary number (0.75 in either
+        type)."""
         data = self._data[key]
-        start, length = len(data) // 2, len(data) // 30
+        start, length = len(data) // 2, len(data) // part
         data[start : start + length] = b"\x3f" * length
 
     def close(self) -> None:

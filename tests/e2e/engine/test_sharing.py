@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from kvpool_agent.flows.probe import CACHE_SALT
 from kvpool_agent.flows.probe import prompt as probe_prompt
 from kvpool_agent.policy.hashes import HASH_BYTES, engine_keys
 from kvpool_cli.main import main
+from kvpool_contract.config import digest_of
 from kvpool_contract.names import block_key
 
 
@@ -243,3 +245,75 @@ def test_a_plan_measures_a_real_engine_by_prompts_that_it_computes_once_and_find
     # found again are all of its device's blocks of 32 tokens but the one with the last token, which is computed
     found = wait_for("the engine's counters", counted, 20)
     assert found == by_source(computed=(1 + 3) * 128 + 3 * 32, device=3 * 96)
+
+
+@pytest.mark.parametrize("pool", ["float32", "bfloat16"], indirect=True)
+def test_the_canary_finds_whose_blocks_change_an_answer_and_takes_no_more_of_them(pool: Pool) -> None:
+    a, b = pool.replicas[:2]
+    address, fingerprint = f"127.0.0.1:{a.peer_port}", bytes.fromhex(a.status()["format"])
+    good, bad, later = (prompt(seed, 2 * BLOCK + 9) for seed in (9300, 9301, 9302))
+    known = {block.key for block in hot_list(pool, address, fingerprint)}
+    for tokens in (good, bad, later):
+        ask(a, tokens)
+    chains = [block for block in hot_list(pool, address, fingerprint) if block.key not in known]
+    canary_every(b, 0.001)
+    before = settle(b)
+    found = ask_and_compare(b, good, rounds=1, same=1)
+    print(f"{pool.dtype}: right blocks {found['variation']:.3g}, the engine itself {found['noise']:.3g}")
+    assert found["variation"] <= 8e-4
+    after = settle(b)
+    assert (hits_added(before, after), after["misses"]) == ((0, 0, 2), before["misses"])
+    assert [added(before, after, what)[0] for what in ("demand_in", "store_in")] == [2, 0]
+
+    member = AlteringMember(pool, address, fingerprint, [block.key for block in chains])
+    seeds = pool.members.read_text()
+    try:
+        for block in chains:
+            member.alter(block.key, 3)  # so far that it is beyond what half precision differs from itself
+        pool.members.write_text(f"{member.address}\n")
+        sees_only(b, member.address)
+        found = ask_and_compare(b, bad, rounds=2, differs=1)
+        print(f"{pool.dtype}: altered blocks {found['variation']:.3g}, the engine itself {found['noise']:.3g}")
+        assert found["distrusted"] == ["altering-uid"]
+        before = settle(b)
+        assert [(p["member"], p["breaker"]) for p in before["peers"] if p["live"]] == [("altering-uid", "distrusted")]
+        assert ask(b, later).tokens == by_source(computed=2 * BLOCK + 9)
+        misses = settle(b)["misses"]
+        assert misses["distrusted"] - before["misses"].get("distrusted", 0) == 2
+        assert member.served == 2
+    finally:
+        canary_every(b, 0)
+        pool.members.write_text(seeds)
+        member.close()
+
+
+def canary_every(replica: Replica, seconds: float) -> None:
+    """Has one hit in so many seconds compared from now on."""
+    replica.config["canary"] = {"intervalSeconds": seconds}
+    (replica.folder / "agent.new").write_text(json.dumps(replica.config))
+    (replica.folder / "agent.new").rename(replica.folder / "agent.json")
+    digest = digest_of((replica.folder / "agent.json").read_bytes())
+    wait_for("the configuration", lambda: replica.status()["config"]["hash"] == digest, 20)
+
+
+def ask_and_compare(replica: Replica, tokens: list[int], rounds: int, **counts: int) -> dict[str, Any]:
+    """One request whose two blocks come from the pool, and its comparison in so many rounds: the canary's state when
+    so many comparisons have ended so, and none otherwise. The engine computes and finds what that takes and no more."""
+    prefix, before = 2 * BLOCK, replica.prompt_tokens()
+    replica.complete(tokens, 1)
+
+    def ended() -> dict[str, Any] | None:
+        found = replica.status()["canary"]
+        assert not found["inconclusive"] + found["not_run"], found
+        return found if all(found[name] == count for name, count in counts.items()) else None
+
+    found = wait_for(f"compared: {counts}", ended, 60)
+    assert found is not None
+    took = by_source(pool=prefix, computed=len(tokens) - prefix + rounds * (prefix + 3), device=rounds * 2 * prefix)
+
+    def taken() -> bool:
+        now = replica.prompt_tokens()
+        return {source: now[source] - before[source] for source in now} == took
+
+    wait_for(f"the engine's counters: {took}", taken, 20)
+    return found
