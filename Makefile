@@ -3,8 +3,8 @@
 # Variables: PYTHON (a Python 3.11), KVPOOL_CACHE (where environments and the model are kept, default
 # ~/.cache/kvpool), KVPOOL_TORCH_INDEX (an index with PyTorch's CPU builds, where plain pip finds none), SOAK_MINUTES
 # (60) and SOAK_SEED (a run's seed, printed by it, to draw the same faults again), GPU_PYTHON (for gpu-check: an
-# interpreter with torch for CUDA and, for its second part, vLLM), REGISTRY and DOCKER (for images: where nodes pull
-# from, and what builds; default docker).
+# interpreter with torch for CUDA and, for its second part, vLLM), REGISTRY, DOCKER and BASE (for images: where nodes pull
+# from, what builds, default docker, and the base image by its digest).
 
 DOCKER ?= docker
 GPU_PYTHON ?= python3
@@ -29,7 +29,7 @@ help:
 	@echo "make rdma     transfers by RDMA, in a virtual machine whose devices are made of software (six minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
-	@echo "make images   both images, as REGISTRY/kvpool/operator and REGISTRY/kvpool/agent (REGISTRY, DOCKER)"
+	@echo "make images   both images, as REGISTRY/kvpool/operator and REGISTRY/kvpool/agent (REGISTRY, DOCKER, BASE)"
 	@echo "make release  what a release consists of, into dist/: wheel, lists of what the images hold, audit"
 	@echo "make soak     a fuzzer over both ports, the control plane at scale, then an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
 
@@ -42,8 +42,8 @@ check test unit tiers decisions engine security rdma cluster:
 
 images:
 	@test -n "$(REGISTRY)" || { echo "make images: REGISTRY says where your nodes pull from" >&2; exit 2; }
-	$(DOCKER) build -f images/operator.Dockerfile -t $(REGISTRY)/kvpool/operator:$(VERSION) .
-	$(DOCKER) build -f images/agent.Dockerfile -t $(REGISTRY)/kvpool/agent:$(VERSION) .
+	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -f images/operator.Dockerfile -t $(REGISTRY)/kvpool/operator:$(VERSION) .
+	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -f images/agent.Dockerfile -t $(REGISTRY)/kvpool/agent:$(VERSION) .
 
 release:
 	@$$($(PYTHON) hack/prepare.py release)/bin/python hack/release.py

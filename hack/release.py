@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Makes what a release consists of in dist/, and says what was checked: `make release`.
 
-The wheel; for each image part a list of what is in it (CycloneDX) and, where the service can be reached, the answer of
-an audit against known vulnerabilities. Before that each part is installed as the images install it, by hash, and what
-came out is compared with the list: a library too many or too few ends the release. So does a vulnerability.
+The wheel; for each image part a list of what is in it (CycloneDX: libraries, the Debian packages that its Dockerfile
+adds, and the base image by its name, whose own packages are not listed) and, where the service can be reached, the
+answer of an audit of the libraries against known vulnerabilities. Before that each part is installed as the images
+install it, by hash, and what came out is compared with the list: a library too many or too few ends the release. So
+does a vulnerability.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,7 +69,25 @@ def bill_of_materials(part: str) -> Path:
         *("--output-format", "JSON", "--output-file", str(target)),
     ]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    document = json.loads(target.read_text())
+    document["components"] += beside_libraries((lock.REPOSITORY / "images" / f"{part}.Dockerfile").read_text())
+    target.write_text(json.dumps(document, indent=2) + "\n")
     return target
+
+
+def beside_libraries(dockerfile: str) -> list[dict[str, str]]:
+    """Components of an image besides its libraries: its base, and Debian packages, which must have versions."""
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
+    name, _, tag = base.rpartition(":")
+    found = [{"type": "container", "name": name, "version": tag, "bom-ref": base}]
+    for line in re.findall(r"apt-get install -y --no-install-recommends (.+) \\$", dockerfile, re.MULTILINE):
+        for package in line.split():
+            name, _, version = package.partition("=")
+            if not version:
+                raise SystemExit(f"release: {name} has no version in the Dockerfile; write {name}=VERSION")
+            url = f"pkg:deb/debian/{name}@{version}?distro=bookworm"
+            found.append({"type": "library", "name": name, "version": version, "purl": url, "bom-ref": url})
+    return found
 
 
 def asked(requirements: str, target: Path) -> tuple[dict[str, list[str]], str]:

@@ -43,11 +43,24 @@ def test_images_are_built_from_the_list_by_the_one_script(part: str) -> None:
     # packages, which the test images have as well
     words = [line.split()[0] for line in text.splitlines() if line and not line.startswith(("#", " "))]
     packages = ["RUN"] if part == "agent" else []
-    assert words == ["FROM", "COPY", "COPY", "COPY", "COPY", "RUN", "FROM", *packages, "COPY", "ENV", "USER"]
+    assert words == ["ARG", "FROM", "COPY", "COPY", "COPY", "COPY", "RUN", "FROM", *packages, "COPY", "ENV", "USER"]
     for package in ("python3-pyverbs", "ibverbs-providers") if packages else ():
         assert package in text and package in prepare.DEBIAN_PACKAGES.split(",")
     script = (REPOSITORY / "images" / "rootfs.sh").read_text()
     assert '--no-deps --require-hashes -r "$work/requirements.txt"' in script and script.count("pip install") == 1
+
+
+def test_the_list_of_an_image_has_its_base_and_the_packages_that_are_added_with_their_versions() -> None:
+    texts = {part: (REPOSITORY / "images" / f"{part}.Dockerfile").read_text() for part in lock.PARTS}
+    base = ("container", "docker.io/library/python", "3.11-slim-bookworm")
+    found = {
+        part: [(each["type"], each["name"], each["version"]) for each in release.beside_libraries(text)]
+        for part, text in texts.items()
+    }
+    packages = [("library", name, "44.0-2") for name in ("python3-pyverbs", "ibverbs-providers")]
+    assert found == {"agent": [base, *packages], "operator": [base]}
+    with pytest.raises(SystemExit, match="ibverbs-providers has no version in the Dockerfile"):
+        release.beside_libraries(texts["agent"].replace("ibverbs-providers=44.0-2", "ibverbs-providers"))
 
 
 def test_make_images_builds_what_the_chart_names() -> None:
@@ -62,6 +75,11 @@ def test_make_images_builds_what_the_chart_names() -> None:
         (["build", "-f", f"images/{part}.Dockerfile"], [name, "."])
         for part, name in zip(("operator", "agent"), named, strict=True)
     ]
+    pinned = f"docker.io/library/python@sha256:{64 * '0'}"
+    again = subprocess.run(
+        [*command, "REGISTRY=r.example", f"BASE={pinned}"], capture_output=True, text=True, check=True
+    )
+    assert again.stdout == built.replace("build -f", f"build --build-arg BASE={pinned} -f") != built
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode and "REGISTRY" in refused.stderr
 
