@@ -34,12 +34,12 @@ def main() -> None:
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
     if configuration := os.environ.get("KVPOOL_CLIENT_CONFIG"):
-        from standin_engine import StandInEngine
+        from standin_tenants import TenantsEngine
 
         from kvpool_client import settings
 
         socket = settings.parse(configuration).socket
-        engine = StandInEngine(
+        engine = TenantsEngine(
             socket,
             host="0.0.0.0",
             port=PORT,

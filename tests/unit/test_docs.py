@@ -97,6 +97,15 @@ def test_every_promise_names_a_test_that_exists(name: str) -> None:
         assert f"def {test}(" in (REPOSITORY / path).read_text(), f"{path} has no {test}"
 
 
+def test_every_threat_has_an_answer_and_a_test() -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    _, _, part = page.partition("## Threats and answers\n")
+    rows = [row.split(" | ") for row in re.findall(r"^\| [STRIDE] \| .+$", part.partition("\n## ")[0], re.MULTILINE)]
+    assert {row[0][-1] for row in rows} == set("STRIDE")
+    for row in rows:
+        assert len(row) == 4 and all(row) and re.match(r"`tests/[\w/]+\.py::\w+`", row[3]), row
+
+
 def test_every_reason_of_a_miss_has_a_test_that_provokes_it() -> None:
     page = (REPOSITORY / "docs" / "guarantees.md").read_text()
     _, _, part = page.partition("## Misses, reason by reason\n")

@@ -178,11 +178,16 @@ class Member:
     def complete(self, prompt: list[int]) -> str:
         return complete(self.pod.address, PORT, prompt)
 
+    def told_blocks(self) -> int:
+        """Blocks of which its agent tells others: of several cache namespaces those of the default one."""
+        status = self.status()
+        return status.cache_namespaces[0].blocks if status.cache_namespaces else status.arena.blocks
+
     def wait_for_blocks(self, holder: "Member", blocks: int) -> None:
         """Until this member sees `holder` as it is now, with at least `blocks` blocks: what it can find by then."""
 
         def look() -> bool:
-            held = holder.status().arena.blocks
+            held = holder.told_blocks()
             seen = [peer.blocks for peer in self.status().peers if peer.member == holder.pod.uid and peer.live]
             return held >= blocks and seen == [held]
 

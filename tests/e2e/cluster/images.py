@@ -118,7 +118,7 @@ def _ours(work: Path, part: str) -> dict[str, _Layer]:
 def _standin(work: Path) -> _Layer:
     folder = work / "standin"
     folder.mkdir()
-    for name in ("standin_engine.py", "standin_http.py", "standin_model.py", "standin_pod.py"):
+    for name in ("standin_engine.py", "standin_http.py", "standin_model.py", "standin_pod.py", "standin_tenants.py"):
         shutil.copy(REPOSITORY / "tests" / "e2e" / name, folder)
     return _layer(work / "standin.tar", folder, "standin")
 

@@ -34,9 +34,10 @@ class Served:
     pool: int = 0
 
 
-def ask(host: str, tokens: list[int], port: int = PORT) -> Served:
-    """Raises OSError for anything but success."""
-    counts = _post(host, port, {"prompt": tokens})
+def ask(host: str, tokens: list[int], port: int = PORT, tenant: str = "") -> Served:
+    """tenant: whose the request says it is; nobody's where it says nothing. Raises OSError for anything but success."""
+    claim = {"kv_transfer_params": {"kvpool_cache_namespace": tenant}} if tenant else {}
+    counts = _post(host, port, {"prompt": tokens, **claim})
     assert counts["equal"], "a byte that was loaded is not what would have been computed"
     return Served(counts["computed"], counts["host"], counts["pool"])
 
@@ -118,6 +119,14 @@ def deployment(
     }
 
 
+def pod(name: str, annotations: dict[str, str] | None = None, **labels: str) -> dict[str, Any]:
+    """One that no Deployment makes, with these labels besides."""
+    template = deployment(annotations=annotations)["spec"]["template"]
+    metadata = template["metadata"]
+    metadata = {**metadata, "name": name, "labels": {**metadata["labels"], **labels}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
 class StandIns(Kube):
     """The pool `chat` in a namespace of its own, with its Deployment and its Service."""
 
@@ -133,13 +142,17 @@ class StandIns(Kube):
 
     def create(self, replicas: int = 2, pool_spec: dict[str, Any] | None = None, **changes: Any) -> list[Member]:
         """The pool with ready replicas."""
+        self.declare(pool_spec)
+        self.apply(replicas, **changes)
+        return self.wait_ready(replicas)
+
+    def declare(self, pool_spec: dict[str, Any] | None = None) -> None:
+        """The pool and its Service."""
         spec = {**SMALL, **(pool_spec or {})}
         pool = {"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": NAME}, "spec": spec}
         ports = [{"port": 80, "targetPort": PORT}]
         service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}}
         self._apply(pool, service | {"spec": {"selector": {"app": NAME}, "ports": ports}})
-        self.apply(replicas, **changes)
-        return self.wait_ready(replicas)
 
     def apply(self, replicas: int = 2, **changes: Any) -> None:
         """The Deployment with these changes of its template."""
@@ -244,9 +257,9 @@ class StandIns(Kube):
 
 def share(holder: Member, others: Sequence[Member], name: str, blocks: int) -> list[int]:
     """A prompt that one computes and all others load from it, to the byte."""
-    tokens, held = prompt(name, blocks), holder.status().arena.blocks
+    tokens, held = prompt(name, blocks), holder.told_blocks()
     assert ask(holder.pod.address, tokens) == Served(computed=blocks)
-    wait_for("its blocks", lambda: holder.status().arena.blocks >= held + blocks, 30)
+    wait_for("its blocks", lambda: holder.told_blocks() >= held + blocks, 30)
     for other in others:
         other.wait_for_blocks(holder, held + blocks)
         wait_known(other, tokens)

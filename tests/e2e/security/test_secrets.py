@@ -7,13 +7,13 @@ import os
 import resource
 import secrets
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_pool import AgentPool, Node
 from replica import LOOPBACK, get
+from secret_search import search
 from signer import Signer, managed
 from standin_engine import Served, prompt
 
@@ -32,26 +32,6 @@ LIMITLESS = (
     "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1))\nresource.setrlimit = lambda *_: None\n"
 )
 FORBIDS_NOTHING = "from kvpool_contract import core_dumps\ncore_dumps.forbid = lambda: None\n"
-
-
-def forms(secret: bytes) -> Iterable[bytes]:
-    """Ways in which a secret may be written; in base64 wherever in a longer text it begins."""
-    yield secret
-    yield from (secret.hex().encode(), secret.hex().upper().encode(), repr(secret)[2:-1].encode())
-    yield json.dumps(list(secret))[1:-1].encode()
-    for shift in range(3):
-        text = base64.b64encode(bytes(shift) + secret)
-        yield text[4 if shift else 0 : -4]
-
-
-def search(said: dict[str, bytes], planted: dict[str, bytes]) -> list[tuple[str, str]]:
-    """(name of a secret, where it was found)."""
-    return [
-        (name, place)
-        for name, secret in planted.items()
-        for place, text in said.items()
-        if any(form in text for form in forms(secret))
-    ]
 
 
 def said(node: Node) -> dict[str, bytes]:

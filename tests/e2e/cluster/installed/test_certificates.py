@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from secret_search import search
 
 from cluster.chart import NAMESPACE, WEBHOOK, Chart
+from cluster.disclosure import private, shown
 from cluster.engines import Member
 from cluster.installed.conftest import HOT_BLOCKS
 from cluster.kube import wait_for
@@ -111,6 +113,12 @@ def test_without_the_signer_what_runs_goes_on_and_a_newcomer_serves_alone_until_
     wait_for("its certificate", lambda: newcomer.status().tls.state == "ok", 180)
     share(first, [newcomer], "afterwards", BLOCKS)
     wait_for("all is well", lambda: certified(lasting) == ("True", "AllCertified"), 60)
+
+
+def test_no_private_key_of_the_operators_is_shown_anywhere_after_it(chart: Chart, lasting: StandIns) -> None:
+    keys = private(chart)
+    assert any(name.startswith(f"{SECRET}/") for name in keys)
+    assert search(shown(chart, lasting), keys) == []
 
 
 def injected_copy(standins: StandIns, member: Member) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cluster.chart import CONTROLLER, NAMESPACE, RELEASE, WEBHOOK, Chart
 from cluster.engines import Member, kvpool
 from cluster.installed.conftest import namespace
 from cluster.kube import wait_for
-from cluster.standins import Served, StandIns, ask, deployment, wait_can_load, wait_known
+from cluster.standins import Served, StandIns, ask, pod, wait_can_load, wait_known
 from kvpool_contract.names import WORKER_PORT
 
 BLOCKS = 8
@@ -61,7 +61,7 @@ def test_without_the_webhook_labelled_pods_start_bare_by_name_and_join_when_they
 ) -> None:
     joined = {member.pod.name: JOINED for member in pool.members()}
     tokens = pool.heat("required", BLOCKS)
-    required = pod("required", {"kvpool.io/require": "true"})
+    required = pod("required", annotations={"kvpool.io/require": "true"})
     chart.scale_to(WEBHOOK, 0)
     try:
         with pytest.raises(client.ApiException, match=r"failed calling webhook .*require\.kvpool\.io"):
@@ -154,12 +154,6 @@ def problems(standins: StandIns, code: int, *what: str) -> list[str]:
     return [rest.strip().split(". ")[0].rstrip(".") + "." for verdict, _, rest in lines if verdict == "problem"]
 
 
-def pod(name: str, annotations: dict[str, str]) -> dict[str, object]:
-    template = deployment()["spec"]["template"]
-    metadata = {**template["metadata"], "name": name, "annotations": annotations}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-
-
 def joins(standins: StandIns) -> bool:
     """Whether a pod would be joined now."""
-    return [c["name"] for c in standins.dry_pod(pod("dry", {}))["spec"].get("initContainers", [])] == JOINED
+    return [c["name"] for c in standins.dry_pod(pod("dry"))["spec"].get("initContainers", [])] == JOINED
