@@ -44,7 +44,8 @@ async def serve(options: argparse.Namespace) -> None:
     configuration = Configuration(options.config, options.config_fd)
     if configuration.unknown_fields:
         log.warning("configuration fields that this version does not know: %s", ", ".join(configuration.unknown_fields))
-    memory = ArenaMemory(options.arena_fd, configuration.config.arenaBytes)
+    config = configuration.config
+    memory = ArenaMemory(options.arena_fd, config.arenaBytes, huge_pages=config.hugePages)
     place = Place(
         options.bind,
         options.peer_port,

@@ -181,9 +181,10 @@ class Transport:
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Everything that an agent is told. `arenaBytes` is a hard limit. `eviction`: GDSF, LRU or S3FIFO, and
-    `ownedPercent`: the part of the arena that copies of other members' blocks can't take from own ones. `paused`:
-    nothing is loaded nor stored, and the agent is ready at once. `generation`: of the object that the document was made
-    from, for whoever wrote it. `declaredPrefixes`: of publication.policy Declared.
+    `ownedPercent`: the part of the arena that copies of other members' blocks can't take from own ones. `hugePages`:
+    the kernel is asked for transparent ones for the arena. `paused`: nothing is loaded nor stored, and the agent is
+    ready at once. `generation`: of the object that the document was made from, for whoever wrote it.
+    `declaredPrefixes`: of publication.policy Declared.
     `cacheNamespaces`: the first is the default one; with none there is one, and it has no key. `requestNamespace`: how
     requests say theirs: Ignore, Signed (by who holds the key in `gatewayKeyFile`), TrustGateway."""
 
@@ -194,6 +195,7 @@ class AgentConfig:
     tls: Tls
     eviction: Literal["GDSF", "LRU", "S3FIFO"] = DEFAULT_EVICTION
     ownedPercent: int = DEFAULT_OWNED_PERCENT  # noqa: N815
+    hugePages: bool = False  # noqa: N815
     disk: Disk = field(default_factory=Disk)
     store: Store = field(default_factory=Store)
     transport: Transport = field(default_factory=Transport)

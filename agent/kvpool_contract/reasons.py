@@ -131,6 +131,12 @@ _TABLE = (
         "Blocks of these members made the engine answer otherwise than computing does; nothing is loaded from them.",
         "Compare their weights, engine build and kernels, look at their memory; make their pods and this one anew.",
     ),
+    Reason(
+        "huge_pages_off",
+        "Huge pages were asked for, and the node's kernel gives shared memory none.",
+        "Write advise into /sys/kernel/mm/transparent_hugepage/shmem_enabled on the node, or set "
+        "tiers.memory.hugePages to false.",
+    ),
     Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.", "Raise tiers.memory.size."),
     Reason(
         "other_format",

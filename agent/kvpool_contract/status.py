@@ -129,6 +129,15 @@ class Reuse(msgspec.Struct, frozen=True):
     near_identical: list[NearIdentical] = []
 
 
+class HugePages(msgspec.Struct, frozen=True):
+    """Transparent huge pages for the arena: whether they are asked for, bytes of the agent's shared memory that lie in
+    some, and why it gets none."""
+
+    asked: bool = False
+    bytes: int = 0
+    reason: str = ""
+
+
 class Arena(msgspec.Struct, frozen=True):
     """The arena: byte limit, bytes of slots in use, blocks held (own, foreign), evicted, and orphans (no parent)."""
 
@@ -139,6 +148,7 @@ class Arena(msgspec.Struct, frozen=True):
     evicted_blocks: int = 0
     orphan_blocks: int = 0
     capacity: Capacity = Capacity()
+    huge_pages: HugePages = HugePages()
 
 
 class CacheNamespace(msgspec.Struct, frozen=True):

@@ -137,6 +137,8 @@ def _of_canary(status: AgentStatus) -> Iterator[str]:
 
 def _of_arena(status: AgentStatus) -> Iterator[str]:
     arena = status.arena
+    if arena.huge_pages.reason:
+        yield explain(arena.huge_pages.reason)
     if arena.orphan_blocks > NOTABLE_ORPHANS * arena.blocks:
         yield f"{arena.orphan_blocks} of {arena.blocks} blocks are orphans: no member holds the block before them"
     seen = arena.capacity

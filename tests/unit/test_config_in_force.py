@@ -71,6 +71,7 @@ CHANGES: dict[str, Any] = {
     "publication": {"policy": "Never"},
     "declaredPrefixes": [{"text": "a"}],
     "ownedPercent": 50,
+    "hugePages": True,
     "members": {"file": "/elsewhere"},
     "tls": {"mode": "Files", "cluster": "c", "k8sNamespace": "n"},
     "engine": {"port": 9},

@@ -89,6 +89,7 @@ def test_an_empty_spec_has_the_defaults() -> None:
                     "arenaBytes": 8589934592,
                     "eviction": "GDSF",
                     "ownedPercent": 70,
+                    "hugePages": False,
                     "members": {"dns": "chat-kvpool.default.svc:7700"},
                     "tls": {"mode": "Managed", "signer": "s:443", "cluster": "c", "k8sNamespace": "default"},
                     "engine": {"port": 8000},
@@ -141,7 +142,7 @@ def test_every_field_reaches_the_configuration() -> None:
                     "allowUntested": True,
                 },
                 "tiers": {
-                    "memory": {"size": "3Gi", "ownedPercent": 55, "eviction": "S3FIFO"},
+                    "memory": {"size": "3Gi", "ownedPercent": 55, "hugePages": True, "eviction": "S3FIFO"},
                     "disk": {"size": "10Gi", "storageClassName": "fast"},
                 },
                 "store": {
@@ -203,6 +204,7 @@ def test_every_field_reaches_the_configuration() -> None:
         "arenaBytes": 3221225472,
         "eviction": "S3FIFO",
         "ownedPercent": 55,
+        "hugePages": True,
         "disk": {"path": "/var/lib/kvpool", "bytes": 10737418240},
         "store": {
             "type": "S3",

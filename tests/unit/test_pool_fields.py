@@ -122,6 +122,7 @@ def test_a_field_is_live_exactly_where_running_agents_take_it_over() -> None:
         "requestNamespace",
         "eviction",
         "ownedPercent",
+        "hugePages",
         "publication.policy",
         "publication.maxDepthTokens",
         "disk.path",

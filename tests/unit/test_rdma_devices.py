@@ -83,7 +83,7 @@ class Nic:
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node("one", "two")
     monkeypatch.setattr(nics, "look", made.look)
-    monkeypatch.setattr(nics, "Nic", lambda name, arena, size: Nic(made, name))
+    monkeypatch.setattr(nics, "Nic", lambda name, arena: Nic(made, name))
     return made
 
 

@@ -2,6 +2,7 @@
 
 from kvpool_agent.keyring import Keyring
 from kvpool_agent.observe.capacity import capacity
+from kvpool_agent.store import huge
 from kvpool_agent.store.slab import Slab, Slabs
 from kvpool_contract import status as contract
 
@@ -17,6 +18,7 @@ def arena(slabs: Slabs) -> contract.Arena:
         evicted_blocks=sum(slab.arena.evicted for slab in found),
         orphan_blocks=sum(slab.arena.orphan_blocks for slab in found),
         capacity=capacity(found, slabs.limit_bytes),
+        huge_pages=huge.seen() if slabs.huge_pages else contract.HugePages(),
     )
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
+from kvpool_agent.store import huge
 from kvpool_client.memory import address_of, reopen_read_only
 
 log = logging.getLogger("kvpool.arena")
@@ -27,9 +28,9 @@ class Part:
 class ArenaMemory:
     """`size` writable bytes; `view` for sockets, `address` for copies, `descriptor` for processes of this agent's."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, *, huge_pages: bool = False) -> None:
         """A file that has a size keeps it, whatever the configuration says now: an engine may have it mapped, and
-        the container's limit was chosen for it."""
+        the container's limit was chosen for it. huge_pages: whether the kernel is asked for such."""
         size -= size % mmap.PAGESIZE
         chosen = os.fstat(descriptor).st_size
         if not chosen:
@@ -44,6 +45,9 @@ class ArenaMemory:
         self.size = size
         self.view = memoryview(self._map)
         self.address = address_of(self.view)
+        self.huge_pages = huge_pages
+        if huge_pages:
+            huge.advise(self._map)
 
     def part(self, offset: int, size: int) -> Part:
         return Part(self.view[offset : offset + size], self.address + offset)
@@ -53,6 +57,7 @@ class ArenaMemory:
         return reopen_read_only(self.descriptor)
 
     @classmethod
-    def anonymous(cls, size: int) -> "ArenaMemory":
+    def anonymous(cls, size: int, *, huge_pages: bool = False) -> "ArenaMemory":
         """Memory of this process alone, where no supervisor has made one."""
-        return cls(os.memfd_create("kvpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), size)
+        descriptor = os.memfd_create("kvpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return cls(descriptor, size, huge_pages=huge_pages)

@@ -167,6 +167,11 @@ class Slabs:
     def limit_bytes(self) -> int:
         return self._memory.size
 
+    @property
+    def huge_pages(self) -> bool:
+        """Whether they are asked for."""
+        return self._memory.huge_pages
+
     def of(self, slab: bytes) -> Slab | None:
         """The slab with this id."""
         return next((one for one in self._slabs if one.id == slab), None)

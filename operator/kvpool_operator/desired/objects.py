@@ -49,6 +49,7 @@ _POOL_FIELDS = {
     **{f"store.{each.name}": "store" for each in dataclasses.fields(Store)},
     "eviction": "tiers.memory.eviction",
     "ownedPercent": "tiers.memory.ownedPercent",
+    "hugePages": "tiers.memory.hugePages",
     "tls.mode": "transport.tls.mode",
 }
 DISK_DIR = "/var/lib/kvpool"  # in the agent's container
@@ -64,6 +65,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
         arenaBytes=int(spec.tiers.memory.size),
         eviction=spec.tiers.memory.eviction,
         ownedPercent=spec.tiers.memory.owned_percent,
+        hugePages=spec.tiers.memory.huge_pages,
         disk=_disk(pool),
         store=agent_store(spec.store, namespace, name),
         transport=_transport(pool),

@@ -31,6 +31,13 @@ class MemoryTier(Part, frozen=True):
             le=100,
         ),
     ] = DEFAULT_OWNED_PERCENT
+    huge_pages: Annotated[
+        bool,
+        field(
+            "Ask the kernel for transparent huge pages for the arena. The node must give them to shared memory: its "
+            "transparent_hugepage/shmem_enabled has to be advise. What was obtained is in the agents' status."
+        ),
+    ] = False
     eviction: Annotated[
         Literal["GDSF", "LRU", "S3FIFO"],
         field(

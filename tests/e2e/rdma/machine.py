@@ -65,6 +65,10 @@ mkdir -p /dev/infiniband
 for each in /sys/class/infiniband_verbs/uverbs*; do
     [ -e "/dev/infiniband/${each##*/}" ] || mknod -m 666 "/dev/infiniband/${each##*/}" c $(tr : ' ' < "$each/dev")
 done
+mount -t cgroup2 none /sys/fs/cgroup
+echo +memory > /sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/job
+echo $$ > /sys/fs/cgroup/job/cgroup.procs
 mkdir -p /pyverbs && ln -sfn /usr/lib/python3/dist-packages/pyverbs /pyverbs/pyverbs
 } > /job/set-up.log 2>&1
 touch /job/up

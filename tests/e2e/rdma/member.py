@@ -28,6 +28,7 @@ from kvpool_agent.keyring import Keyring
 from kvpool_agent.peer.connection import Connection
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
+from kvpool_agent.peer.rdma import requests as say
 from kvpool_agent.peer.rdma.reader import Reader
 from kvpool_agent.peer.rdma.transport import Link, Rdma
 from kvpool_agent.peer.serve import PeerServer
@@ -82,11 +83,13 @@ class RdmaMember:
         transport: Transport = CLEAR,
         keyring: Keyring | None = None,
         slot_bytes: int = SLOT,
+        huge_pages: bool = False,
     ) -> None:
         self.account, keyring, self.probe = Account(), keyring or Keyring(), Probe()
         identity = Identity(POOL, uid, secrets.token_hex(8))
         spaces = max(1, len(keyring.spaces))
-        memory = ArenaMemory.anonymous(spaces * (slots * (slot_bytes + 64) + (64 << 10)))
+        size = spaces * (slots * (slot_bytes + 64) + (64 << 10))
+        memory = ArenaMemory.anonymous(size, huge_pages=huge_pages)
         self.memory, self.slabs = memory, Slabs(memory, 0.0, keyring)
         self.slab = self.slabs.open(FORMAT, FIELDS, slot_bytes)
         entitlement = Entitlement(keyring, (uid, identity.incarnation))
@@ -140,12 +143,13 @@ class RdmaMember:
 
     # -- blocks --------------------------------------------------------------------------------------
 
-    def store(self, keys: Sequence[bytes], slab: Slab | None = None) -> None:
+    def store(self, keys: Sequence[bytes], slab: Slab | None = None, rows: Sequence[bytes] | None = None) -> None:
+        """rows: their bytes, where they do not follow from the keys."""
         slab = slab or self.slab
         slots = slab.arena.reserve(len(keys), time.monotonic())
         assert len(slots) == len(keys)
         for i, (key, slot) in enumerate(zip(keys, slots, strict=True)):
-            slab.view(slot)[:] = bytes_of(key, slab.slot_bytes)
+            slab.view(slot)[:] = bytes_of(key, slab.slot_bytes) if rows is None else rows[i]
             tag = tag_of(key, slab.view(slot))
             slab.arena.commit(key, keys[i - 1] if i else b"", slot, tag, foreign=False)
 
@@ -195,6 +199,12 @@ def alone(device: str, blocks: int) -> Iterator[tuple[subprocess.Popen[str], str
     finally:
         process.kill()
         process.wait()
+
+
+def read(link: Link, offset: int = 0) -> None:
+    """One block of the other side's slab, into the first slot of this side's. Raises RdmaError."""
+    part = (link.there.address + offset, 0, SLOT)
+    link.nic.ask(lambda number: say.Read(number, link.number, link.there.key, [part], 5.0), say.Done, WAIT)
 
 
 def until(what: str, holds: Callable[[], object]) -> None:

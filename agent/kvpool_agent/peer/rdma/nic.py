@@ -20,6 +20,7 @@ import msgspec
 from kvpool_agent.peer.rdma import requests as say
 from kvpool_agent.peer.rdma.node import system_devices
 from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_agent.store.memory import ArenaMemory
 
 log = logging.getLogger("kvpool.rdma")
 
@@ -59,12 +60,11 @@ def look() -> list[str]:
 class Nic:
     """One device and its process. `start` waits until it is open; raises RdmaError."""
 
-    def __init__(self, name: str, arena: int, size: int) -> None:
-        """arena: descriptor of the arena's memory, of `size` bytes."""
+    def __init__(self, name: str, arena: ArenaMemory) -> None:
         self.name = name
         self.seen = say.Seen(0, "", 0, 0, 0)
         self.in_flight, self.queue_pairs = 0, 0  # bytes, and pairs in use: counted by who shares the work out
-        self._arena, self._size = arena, size
+        self._arena = arena
         self._lock = threading.Lock()
         self._waiting: dict[int, concurrent.futures.Future[say.AnyRequest]] = {}
         self._last = 0
@@ -77,12 +77,13 @@ class Nic:
     def start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
-            sys.executable, "-m", MODULE, "--device", self.name, "--arena-fd", str(self._arena),
-            "--arena-bytes", str(self._size), "--control-fd", str(theirs.fileno()),
+            sys.executable, "-m", MODULE, "--device", self.name, "--arena-fd", str(self._arena.descriptor),
+            "--arena-bytes", str(self._arena.size), "--control-fd", str(theirs.fileno()),
+            *(["--huge-pages"] if self._arena.huge_pages else []),
         ]  # fmt: skip
         try:
             with theirs:
-                passed = (self._arena, theirs.fileno())
+                passed = (self._arena.descriptor, theirs.fileno())
                 self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
         except OSError as error:
             ours.close()

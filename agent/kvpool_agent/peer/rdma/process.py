@@ -1,7 +1,7 @@
 """The process of one RDMA device: owns its regions, queue pairs and completions, and does what the worker asks.
 
     python3 -m kvpool_agent.peer.rdma.process --look
-    python3 -m kvpool_agent.peer.rdma.process --device NAME --arena-fd N --arena-bytes N --control-fd N
+    python3 -m kvpool_agent.peer.rdma.process --device NAME --arena-fd N --arena-bytes N --control-fd N [--huge-pages]
 
 It lives as long as the worker that has started it: with that one its leases are gone, so nobody may read any more. One
 thread: it waits for requests and completions, and looks for the latter by itself while there are any to come. A read
@@ -28,6 +28,7 @@ from kvpool_agent.peer.lending import End
 from kvpool_agent.peer.rdma import requests as say
 from kvpool_agent.peer.rdma.verbs import CHAIN, DEPTH, Device, devices
 from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_agent.store import huge
 from kvpool_contract import core_dumps
 
 MAX_LINKS = 512
@@ -299,6 +300,8 @@ def serve(options: argparse.Namespace) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with the worker's end, however that comes
     control = socket.socket(fileno=options.control_fd)
     memory = mmap.mmap(options.arena_fd, options.arena_bytes)
+    if options.huge_pages:
+        huge.advise(memory)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     try:
         device = Device(options.device)
@@ -320,6 +323,7 @@ def main() -> None:
     parser.add_argument("--arena-fd", type=int)
     parser.add_argument("--arena-bytes", type=int)
     parser.add_argument("--control-fd", type=int)
+    parser.add_argument("--huge-pages", action="store_true", help="the arena's, which this process may touch first")
     options = parser.parse_args()
     core_dumps.forbid()
     if not options.look:

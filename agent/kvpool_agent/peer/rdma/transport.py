@@ -139,7 +139,7 @@ class Rdma:
                 self._open(name)
 
     def _open(self, name: str) -> None:
-        nic = nics.Nic(name, self._memory.descriptor, self._memory.size)
+        nic = nics.Nic(name, self._memory)
         try:
             nic.start()
             pinned = self._pin(nic, WHOLE_ARENA, 0, self._memory.size)
