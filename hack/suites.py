@@ -7,6 +7,7 @@ A suite that takes more than one and a half times its budget fails, even when it
 cache; what a first run fetches and builds is timed apart. The cluster suite runs where it finds a cluster (see
 tests/e2e/cluster/conftest.py); else the last line says what it needs, and with CI=true that is a failure. The rdma
 suite runs on the devices that KVPOOL_RDMA_DEVICES names, else in a virtual machine; where that can't be had, likewise.
+Its last test has real engines, on this machine.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("kvpool_contract", "kvpool_client", "kvpool_agent", "kvpool_lab", "kvpool_operator", "kvpool_cli")
 CLUSTER_NEEDS = REPOSITORY / "hack" / "cluster_packages.sh"
 STORE_NEEDS = REPOSITORY / "hack" / "store_packages.sh"
+ENGINES_BY_RDMA = "tests/e2e/engine/test_by_rdma.py"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def pytest(*paths: str) -> list[str]:
 def rdma() -> Suite:
     tests = pytest("tests/e2e/rdma")
     machine = [tool("python"), "tests/e2e/rdma/machine.py", "--minutes", "9"]
-    return Suite("rdma", 6, [tests if os.environ.get("KVPOOL_RDMA_DEVICES") else [*machine, *tests]])
+    in_machine = tests if os.environ.get("KVPOOL_RDMA_DEVICES") else [*machine, *tests]
+    return Suite("rdma", 6, [in_machine, pytest(ENGINES_BY_RDMA)])
 
 
 def rdma_lacks() -> str:
@@ -80,7 +83,7 @@ def lint() -> Suite:
 def suites(action: str) -> list[Suite]:
     unit = Suite("unit", 1, [pytest("tests/unit", "-n", "2")])
     # agents wait more than they compute; engines compute, so no two files of theirs run at a time
-    engine = Suite("engine", 9, [pytest("tests/e2e/engine")])
+    engine = Suite("engine", 9, [pytest("tests/e2e/engine", "--ignore", ENGINES_BY_RDMA)])
     tiers = Suite("tiers", 4, [pytest("tests/e2e/tiers", "-n", "2")])
     decisions = Suite(
         "decisions",
@@ -175,7 +178,7 @@ def main() -> None:
     names = {suite.name for suite in chosen}
     looks = {"rdma": rdma_lacks, "cluster": cluster_lacks}
     lacking = {name: why for name in looks if name in names and (why := looks[name]())}
-    if action in ("test", "engine", "cluster"):
+    if action in ("test", "engine", "cluster") or "rdma" in names - set(lacking):
         if wanting := prepare.preflight():
             raise SystemExit(f"this machine lacks {wanting}.")
         prepare.engine()

@@ -310,11 +310,7 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
             {"probe": Probe("mismatch", "layer 3", "b"), "state": "Ready(degraded)", "reason": "probe_mismatch"},
             [explain("probe_mismatch"), "a: probe_mismatch (beside b, layer 3)"],
         ),
-        ({"arena": Arena(1024, 512, 100, huge_pages=HugePages(True, 512))}, []),
-        (
-            {"arena": Arena(1024, 512, 100, huge_pages=HugePages(True, 0, "huge_pages_off"))},
-            [f"a: {explain('huge_pages_off')}"],
-        ),
+        ({"arena": Arena(huge_pages=HugePages(True, 0, "huge_pages_off"))}, [f"a: {explain('huge_pages_off')}"]),
         (
             {"canary": Canary("not_run", "the engine's port answered 401")},
             [f"a: {explain('canary_not_run')} (the engine's port answered 401)"],

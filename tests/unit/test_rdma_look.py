@@ -1,6 +1,8 @@
 """Devices are looked for in a process of its own, and where the kernel has none in no process at all."""
 
+import errno
 import json
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvpool_agent.peer.rdma import nic, node
+from kvpool_agent.peer.rdma.verbs import of_error
 from kvpool_agent.peer.rdma.words import RdmaError
 
 
@@ -41,3 +44,28 @@ def test_where_it_has_one_a_process_says_whether_it_can_be_used(
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(node, "SYSTEM_DEVICES", tmp_path)
     assert (nic.look(), len(started)) == (["mlx5_0"], 1)
+
+
+class VerbError(Exception):
+    """As pyverbs tells it."""
+
+    def __init__(self, error_code: int) -> None:
+        super().__init__("Failed to register a MR")
+        self.error_code = error_code
+
+
+@pytest.mark.parametrize(
+    ("limit", "length", "figures"),
+    [
+        (4 << 20, 8 << 20, "the limit is 4194304 bytes, and 8388608 were to be registered"),
+        (4 << 20, 0, "the limit is 4194304 bytes"),
+        (resource.RLIM_INFINITY, 8 << 20, "there is no limit, and 8388608 were to be registered"),
+    ],
+)
+def test_what_could_not_be_locked_is_told_with_its_figures(
+    monkeypatch: pytest.MonkeyPatch, limit: int, length: int, figures: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+    told = of_error(VerbError(errno.ENOMEM), length)
+    assert (told.reason, told.detail) == ("rdma_memlock", f"{figures}: Failed to register a MR")
+    assert of_error(VerbError(errno.EINVAL), length).reason == "rdma_failed"

@@ -46,6 +46,7 @@ class Copying:
     status: int = 0
     wrong: RdmaError | None = None
     keys: int = 100
+    alarms: int = 0
     closed: list[str] = field(default_factory=list)
     posted: list[tuple[int, int, int]] = field(default_factory=list)
     done: list[tuple[int, int]] = field(default_factory=list)
@@ -123,8 +124,8 @@ class Asked:
 
 
 @pytest.fixture
-def asked() -> Iterator[Asked]:
-    made = Asked(Copying())
+def asked(request: pytest.FixtureRequest) -> Iterator[Asked]:
+    made = Asked(getattr(request, "param", Copying)())
     yield made
     made.ours.close()
     made.theirs.close()
@@ -212,6 +213,28 @@ def test_what_is_wrong_with_the_port_is_told_with_how_the_device_is(asked: Asked
     assert asked.ask(say.Look(5)) == say.Seen(5, "10.77.0.1", 4096, 1, SIZE // 2)
     asked.device.wrong = RdmaError("rdma_port_down")
     assert asked.ask(say.Look(6)) == say.Seen(6, "10.77.0.1", 4096, 1, SIZE // 2, "rdma_port_down")
+
+
+class Waking(Copying):
+    """Whose reads are done when the alarm that was set for them has been taken, and not before."""
+
+    def arm(self) -> None:
+        self.alarms += 1
+        os.write(self.alarm, b"!")
+
+    def disarm(self) -> None:
+        super().disarm()
+        self.done.append((self.posted[-1][0], 0))
+
+
+@pytest.mark.parametrize("asked", [Waking], indirect=True)
+def test_a_completion_that_is_long_in_coming_is_waited_for_by_one_alarm(asked: Asked) -> None:
+    asked.device.hold = True
+    link = asked.linked()
+    asked.ours.send(say.encode(say.Read(7, link, 55, [(asked.base + SIZE // 2, 0, 64)], 10.0)))
+    while asked.silent():
+        asked.server.turn()
+    assert (asked.device.alarms, asked.server._links[link].reading) == (1, None)
 
 
 def test_it_ends_with_the_worker(asked: Asked) -> None:

@@ -30,36 +30,41 @@ def hot_list(pool: Pool, source: str, fingerprint: bytes) -> list[HotBlock]:
         dialer.close()
 
 
-class AlteringMember:
-    """Holds a copy of the given blocks of the member at host:port."""
+def rows_of(among: Pool, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> dict[bytes, bytearray]:
+    """These blocks of the member at host:port by their keys, checked by their tags."""
+    data: dict[bytes, bytearray] = {}
+
+    def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
+        row = bytearray(length)
+        read_into(memoryview(row))
+        assert tag_of(keys[index], memoryview(row)) == tag
+        data[keys[index]] = row
+
+    dialer = Dialer(Identity(POOL, "altering-uid", "altering"), transport(among, "altering-uid"))
+    dialer.fetch(source, fingerprint, keys, "demand", time.monotonic() + 60, land)
+    dialer.close()
+    return data
+
+
+def alter_row(row: bytearray, part: int = 30) -> None:
+    """Overwrites a thirtieth, or another part, in the middle of a block with an ordinary number (0.75 in either
+    type)."""
+    start, length = len(row) // 2, len(row) // part
+    row[start : start + length] = b"\x3f" * length
+
+
+class HoldingMember:
+    """Serves these blocks, and tags them as they are then."""
 
     pool = POOL
 
-    def __init__(self, among: Pool, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> None:
+    def __init__(self, among: Pool, fingerprint: bytes, data: dict[bytes, bytearray]) -> None:
         self._fingerprint = fingerprint
-        self._data: dict[bytes, bytearray] = {}
+        self._data = data
         self.served = 0
-        own = transport(among, "altering-uid")
-        dialer = Dialer(Identity(POOL, "altering-uid", "altering"), own)
-
-        def land(index: int, tag: bytes, length: int, read_into: Callable[[memoryview], None]) -> None:
-            data = bytearray(length)
-            read_into(memoryview(data))
-            assert tag_of(keys[index], memoryview(data)) == tag
-            self._data[keys[index]] = data
-
-        dialer.fetch(source, fingerprint, keys, "demand", time.monotonic() + 60, land)
-        dialer.close()
-        self._server = PeerServer(LOOPBACK, 0, self, transport=own)
+        self._server = PeerServer(LOOPBACK, 0, self, transport=transport(among, "altering-uid"))
         self._server.start()
         self.address = f"{LOOPBACK}:{self._server.port}"
-
-    def alter(self, key: bytes, part: int = 30) -> None:
-        """Overwrites a thirtieth, or another part, in the middle of a block with an ordinary number (0.75 in either
-        type)."""
-        data = self._data[key]
-        start, length = len(data) // 2, len(data) // part
-        data[start : start + length] = b"\x3f" * length
 
     def close(self) -> None:
         self._server.close()
@@ -92,3 +97,13 @@ class AlteringMember:
                 yield index, tag_of(key, data), data
 
         yield each()
+
+
+class AlteringMember(HoldingMember):
+    """Holds a copy of the given blocks of the member at host:port."""
+
+    def __init__(self, among: Pool, source: str, fingerprint: bytes, keys: Sequence[bytes]) -> None:
+        super().__init__(among, fingerprint, rows_of(among, source, fingerprint, keys))
+
+    def alter(self, key: bytes, part: int = 30) -> None:
+        alter_row(self._data[key], part)

@@ -59,6 +59,16 @@ def link_down(device: str) -> Iterator[None]:
         shell("ip", "link", "set", network, "up")
 
 
+@contextmanager
+def packets_of(network: str, size: int) -> Iterator[None]:
+    """The network device's MTU, in bytes."""
+    shell("ip", "link", "set", network, "mtu", str(size))
+    try:
+        yield
+    finally:
+        shell("ip", "link", "set", network, "mtu", "9000")
+
+
 def objects(kind: str) -> list[dict[str, Any]]:
     """Of all devices, as the kernel counts them: `qp`, `mr`, `pd`, `cq` of programs, not the driver's own."""
     return [one for one in json.loads(shell("rdma", "-j", "resource", "show", kind)) if one.get("pid")]

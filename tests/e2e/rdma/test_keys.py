@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rdma.member import SLOT, RdmaMember, bytes_of, chain, members, until
+from rdma.member import POOL, SLOT, RdmaMember, bytes_of, chain, members, read, until
 from tenant_keys import ACME, NEXT, PUBLIC, keyring
 
 from kvpool_agent.keyring import Keyring
+from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.lending import Joined
-from kvpool_agent.peer.rdma import requests as say
 from kvpool_agent.peer.rdma.transport import Link
 from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.store.slab import Slab
@@ -19,10 +19,10 @@ from kvpool_agent.store.slab import Slab
 SECONDS = 20.0
 
 
-def read(link: Link, offset: int = 0) -> None:
-    """One block of the other side's slab, into the first slot of this side's. Raises RdmaError."""
-    part = (link.there.address + offset, 0, SLOT)
-    link.nic.ask(lambda number: say.Read(number, link.number, link.there.key, [part], 5.0), say.Done, SECONDS)
+def joined(reader: RdmaMember, other: RdmaMember) -> Link:
+    """The queue pair of the connection on which the next request goes."""
+    with reader.dialer.asking(other.address, other.slab.id, SECONDS) as connection:
+        return reader.link(connection)
 
 
 def test_a_wrong_key_is_refused_and_a_new_queue_pair_reads_at_once(devices: tuple[str, str]) -> None:
@@ -62,6 +62,7 @@ def test_a_key_from_before_the_slab_was_registered_anew_opens_nothing_and_the_re
         a.store(keys)
         a.until_ready(), b.until_ready()
         assert b.fetch(a, keys[:4]) == ""
+        before = joined(b, a).there.key
         (nic,) = a.rdma._nics.values()
         with a.rdma._lock:
             a.rdma._regions.clear()  # the next turn makes them anew
@@ -70,6 +71,13 @@ def test_a_key_from_before_the_slab_was_registered_anew_opens_nothing_and_the_re
         assert b.fetch(a, keys) == ""
         assert (b.holds(keys), b.moved("demand_in")[0]) == (8, 8)
         assert sum(b.counted("fallback").values()) == 1
+        # what is refused is the key, on a queue pair that the right one reads by
+        link = joined(b, a)
+        assert link.there.key != before
+        read(link)
+        with pytest.raises(RdmaError, match="rdma_refused"):
+            read(replace(link, there=replaced(link, key=before)))
+        b.dialer.drop_idle(a.address)
         # after a pause it is read by RDMA again
         more = chain("two", 4)
         a.store(more)
@@ -92,6 +100,10 @@ def test_a_member_that_has_lost_its_right_reads_nothing_with_what_it_has_learnt(
         keys = chain("one", 4)
         a.store(keys, theirs)
         a.until_ready(), b.until_ready()
+        connection, _ = Dialer(Identity(POOL, "nobody", "1")).handshake(a.address)
+        with pytest.raises(RdmaError, match="rdma_peer_without: rdma_withdrawn"):  # nothing was proved on it
+            b.link(connection, ours)
+        connection.close()
         assert b.fetch(a, keys, slab=ours) == ""
         assert (b.holds(keys, ours), b.moved("rdma_in")[0]) == (4, 4)
         with b.dialer.asking(a.address, ours.id, SECONDS) as connection:

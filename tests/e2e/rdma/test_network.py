@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rdma.cable import SLOW, disturbed, link_down, lost, objects, received
-from rdma.member import SLOT, RdmaMember, alone, chain, fetching, members, until, until_reading
+from rdma.cable import SLOW, disturbed, link_down, lost, network_of, objects, packets_of, received
+from rdma.member import SLOT, RdmaMember, alone, chain, fetching, members, read, until, until_reading
 from replica import wait_for
 
 from kvpool_agent.peer import shares
@@ -86,6 +86,35 @@ def test_a_link_that_goes_down_under_a_read_is_this_devices_fault_and_the_rest_c
     wait_for("blocks come by RDMA again", by_rdma, 60, 1)
 
 
+def test_a_read_that_is_late_leaves_time_for_the_rest_to_come_by_tcp(pair: Pair, devices: tuple[str, str]) -> None:
+    a, b = pair
+    keys = chain("late", 32)
+    a.store(keys)
+    # faster than its rate none is, and at that these blocks take 8 s, more than half of the request's time
+    with disturbed(devices[0], "rate", "2mbit"):
+        assert b.fetch(a, keys, 12.0) == ""
+    assert (b.holds(keys), b.moved("demand_in")[0], b.counted("fallback")) == (32, 32, {"fallback_rdma_late": 1})
+    assert b.moved("rdma_in")[0] < 32
+    assert [error.reason for _, error in b.rdma.peers.failures()] == ["rdma_late"]
+
+
+def test_of_two_ports_with_different_mtus_the_smaller_one_holds_both_ways(pair: Pair, devices: tuple[str, str]) -> None:
+    def mtus() -> list[int]:
+        return [member.rdma.snapshot().devices[0].mtu for member in pair]
+
+    with packets_of(network_of(devices[0]), 1500):
+        until("it is told", lambda: mtus() == [1024, 4096])
+        for reader, other in (pair, pair[::-1]):
+            keys = chain(f"small {reader.address[-5:]}", 8)
+            other.store(keys)
+            reader.dialer.drop_idle(other.address)
+            assert reader.fetch(other, keys) == ""
+            assert (reader.holds(keys), reader.moved("rdma_in")[0], reader.counted("fallback")) == (8, 8, {})
+    until("it is told", lambda: mtus() == [4096, 4096])
+    for reader, other in (pair, pair[::-1]):
+        reader.dialer.drop_idle(other.address)
+
+
 def told(member: RdmaMember) -> tuple[str, str, str]:
     """What is in use, why not RDMA, and how the one device is."""
     seen: Transport = member.rdma.snapshot()
@@ -127,7 +156,8 @@ def test_connections_leave_no_queue_pair_no_descriptor_and_no_memory_behind(
     def connect(times: int) -> None:
         for _ in range(times):
             with b.dialer.asking(a.address, a.slab.id, SECONDS) as connection:
-                b.link(connection)
+                link = b.link(connection)
+                read(link)
             b.dialer.drop_idle(a.address)
         until("they are gone", lambda: not a.rdma._opened and not b.rdma._opened and not objects("qp"))
 

@@ -13,12 +13,21 @@ from kvpool_agent.peer.rdma.nic import Nic
 from kvpool_agent.peer.tls import CLEAR
 
 BLOCKS = 48
+LOT = 4  # that an arena of this size lends at a time
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["in clear", "TLS"])
 def test_blocks_are_read_from_arena_to_arena_and_none_of_their_bytes_goes_by_the_connection(
-    devices: tuple[str, str], secured: bool
+    devices: tuple[str, str], secured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lengths, ask = list[int](), Nic.ask
+
+    def noting(self: Nic, request: say.AnyRequest, *others: object) -> object:
+        if getattr(request, "func", None) is say.Read:
+            lengths.extend(size for _, _, size in request.keywords["segments"])  # type: ignore[attr-defined]
+        return ask(self, request, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Nic, "ask", noting)
     signers = SimpleNamespace(authority=Authority(), tls=secured)
     of_a, of_b = (transport(signers, uid) if secured else CLEAR for uid in "ab")  # type: ignore[arg-type]
     made = RdmaMember("a", devices[:1], transport=of_a), RdmaMember("b", devices[1:], transport=of_b)
@@ -33,6 +42,8 @@ def test_blocks_are_read_from_arena_to_arena_and_none_of_their_bytes_goes_by_the
         assert (b.counted("fallback"), b.counted("tag")) == ({}, {})
         (connection,) = b.dialer._idle[a.address]
         assert connection.moved < SLOT
+        # of what is lent at a time all is read as one, since it lies one after another
+        assert lengths == [LOT * SLOT] * (BLOCKS // LOT)
 
 
 def test_a_member_that_uses_tcp_alone_is_read_by_tcp_and_its_reason_is_told(devices: tuple[str, str]) -> None:

@@ -12,13 +12,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from rdma.cable import network_of, shell
+from rdma.cable import network_of, packets_of, shell
 from rdma.member import RdmaMember, chain, members, until
 
 from kvpool_agent.peer.rdma import nic as nics
 from kvpool_agent.peer.rdma.words import RdmaError
 
 CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+LARGE = 512 << 20
+LOCKABLE = 4 << 20  # half of what `RdmaMember` has, where nothing else is said
 
 
 def reason(member: RdmaMember) -> str:
@@ -27,13 +29,14 @@ def reason(member: RdmaMember) -> str:
 
 def limited() -> None:
     """What an agent has whose container may lock little: in a child, before it becomes another program."""
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (LOCKABLE, LOCKABLE))
     ctypes.CDLL(None).prctl(CAPBSET_DROP, CAP_IPC_LOCK)
 
 
-def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_tcp(
-    devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def limit_on_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For devices' processes."""
+
     class Limited:
         """Of subprocess, what the device's process is started by."""
 
@@ -41,14 +44,40 @@ def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_
         Popen = partial(subprocess.Popen, preexec_fn=limited)
 
     monkeypatch.setattr(nics, "subprocess", Limited)
+
+
+@pytest.mark.usefixtures("limit_on_locked_memory")
+def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_tcp(devices: tuple[str, str]) -> None:
     with members(RdmaMember("a", (), kind="TCP"), RdmaMember("b", devices[1:])) as (a, b):
         until("it was tried", lambda: reason(b) == "rdma_memlock")
         (device,) = b.rdma.snapshot().devices
         assert (device.name, device.state, device.reason) == (devices[1], "failed", "rdma_memlock")
+        assert b.memory.size > 2 * LOCKABLE
+        figures = f"the limit is {LOCKABLE} bytes, and {b.memory.size} were to be registered"
+        assert b.rdma.snapshot().detail.startswith(figures)
         keys = chain("one", 4)
         a.store(keys)
         assert b.fetch(a, keys) == ""
         assert (b.holds(keys), b.moved("rdma_in"), b.counted("fallback")) == (4, (0, 0), {})
+
+
+def test_a_large_arena_is_locked_whole_and_the_status_says_how_much_and_how_long_it_took(
+    devices: tuple[str, str],
+) -> None:
+    with members(RdmaMember("a", devices[:1], LARGE // (4 << 20), slot_bytes=4 << 20)) as (a,):
+        a.until_ready()
+        until("it was looked at", lambda: a.rdma.snapshot().devices[0].registered_bytes)
+        (device,), (nic,) = a.rdma.snapshot().devices, a.rdma._nics.values()
+        assert device.registered_bytes == LARGE
+        assert device.registration_seconds > 0
+        assert nic._process is not None
+        assert locked(nic._process.pid) >= LARGE
+
+
+def locked(pid: int) -> int:
+    """Bytes that the kernel keeps in memory for its devices."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmPin:"))
 
 
 def test_a_device_that_is_not_there_is_named_and_the_one_that_is_there_is_used(devices: tuple[str, str]) -> None:
@@ -98,15 +127,6 @@ def test_a_device_of_the_node_that_the_container_was_not_given_is_named(devices:
 
 
 @contextmanager
-def small_packets(network: str) -> Iterator[None]:
-    shell("ip", "link", "set", network, "mtu", "700")
-    try:
-        yield
-    finally:
-        shell("ip", "link", "set", network, "mtu", "9000")
-
-
-@contextmanager
 def without_address(network: str) -> Iterator[None]:
     found = re.search(r"inet (\S+)", shell("ip", "-4", "-o", "address", "show", "dev", network))
     assert found is not None
@@ -117,7 +137,9 @@ def without_address(network: str) -> Iterator[None]:
         shell("ip", "address", "add", found[1], "dev", network)
 
 
-@pytest.mark.parametrize(("why", "changed"), [("rdma_mtu", small_packets), ("rdma_no_gid", without_address)])
+@pytest.mark.parametrize(
+    ("why", "changed"), [("rdma_mtu", partial(packets_of, size=700)), ("rdma_no_gid", without_address)]
+)
 def test_what_is_wrong_with_its_network_is_named_and_tried_again(
     devices: tuple[str, str], why: str, changed: Callable[[str], AbstractContextManager[None]]
 ) -> None:

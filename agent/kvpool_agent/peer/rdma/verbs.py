@@ -9,6 +9,7 @@ pyverbs and the system's rdma-core must be of one release, or it can't be import
 import errno
 import ipaddress
 import os
+import resource
 import secrets
 import socket
 from collections.abc import Sequence
@@ -81,11 +82,15 @@ def devices() -> list[str]:
     return [name.decode() if isinstance(name, bytes) else name for name in found]
 
 
-def of_error(error: Exception) -> RdmaError:
-    """What an error of a verb means. Any of them may pin memory, so none but the limit on that gives ENOMEM."""
+def of_error(error: Exception, length: int = 0) -> RdmaError:
+    """What an error of a verb means. Any of them may pin memory, so none but the limit on that gives ENOMEM. length:
+    bytes that were to be registered."""
     code = getattr(error, "error_code", 0)
     if code == errno.ENOMEM:
-        return RdmaError("rdma_memlock", str(error))
+        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        told = "there is no limit" if limit == resource.RLIM_INFINITY else f"the limit is {limit} bytes"
+        wanted = f", and {length} were to be registered" if length else ""
+        return RdmaError("rdma_memlock", f"{told}{wanted}: {error}")
     return RdmaError("rdma_failed", str(error))
 
 
@@ -189,7 +194,7 @@ class Device:
             domain = PD(self._context)
             return domain, MR(domain, length, access, address=address)
         except self.errors as error:
-            raise of_error(error) from None
+            raise of_error(error, length) from None
 
     # -- queue pairs ---------------------------------------------------------------------------------
 
