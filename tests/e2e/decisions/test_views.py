@@ -142,7 +142,7 @@ def test_every_query_of_the_dashboard_returns_data_of_a_pool_that_serves(lively:
         assert told["newcomers"]["hotSetBytes"] == lively.hot * lively.a.engine.row_bytes
         assert read_pool(told["pool"]).metadata.name == "chat"
         server.until("every alert is evaluated", lambda server: set(server.rules().values()) == {"ok"})
-        assert len(server.rules()) == 15
+        assert len(server.rules()) == 16
 
 
 def plan(server: Prometheus) -> dict[str, Any]:
