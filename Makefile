@@ -26,7 +26,7 @@ help:
 	@echo "make decisions  agents among each other: how they join, what a lookup finds, when they load and when they do not (four minutes)"
 	@echo "make engine   the suite with real agents and real vLLM (nine minutes)"
 	@echo "make security attacks and floods on agents, the bytes between them, and cache namespaces (four minutes)"
-	@echo "make rdma     transfers by RDMA, in a virtual machine whose devices are made of software, and real vLLM's rows (seven minutes)"
+	@echo "make rdma     transfers by RDMA, in a virtual machine whose devices are made of software, and real vLLM's rows (six minutes)"
 	@echo "make cluster  the suite on a real Kubernetes"
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
 	@echo "make images   both images, as REGISTRY/kvpool/operator and REGISTRY/kvpool/agent (REGISTRY, DOCKER, BASE)"

@@ -52,7 +52,7 @@ def rdma() -> Suite:
     tests = pytest("tests/e2e/rdma")
     machine = [tool("python"), "tests/e2e/rdma/machine.py", "--minutes", "9"]
     in_machine = tests if os.environ.get("KVPOOL_RDMA_DEVICES") else [*machine, *tests]
-    return Suite("rdma", 7, [in_machine, pytest(ENGINES_BY_RDMA)])
+    return Suite("rdma", 6, [in_machine, pytest(ENGINES_BY_RDMA)])
 
 
 def rdma_lacks() -> str:
