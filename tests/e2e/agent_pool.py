@@ -4,19 +4,19 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from patched_agent import patch
 from replica import MIB, Pool, Replica, Tools, wait_for
-from standin_engine import FULL_ATTENTION, HASH_BYTES, Served, StandInEngine, engine_keys, prompt
+from standin_engine import FULL_ATTENTION, HASH_BYTES, Served, StandInEngine, prompt
 
 from kvpool_client import wire
-from kvpool_client.groups import reference, to_header
+from kvpool_client.groups import to_header
 from kvpool_contract.config import digest_of
 from kvpool_contract.names import block_key
 from kvpool_contract.status import AgentStatus, Event, decode_status
@@ -139,11 +139,7 @@ class Node:
     def until_knows(self, *prompts: Sequence[int]) -> "Node":
         """Until its engine does not take these for prompts that nobody knows: a moment after they were published."""
         for tokens in prompts:
-            (key, *_) = engine_keys(tokens, self.engine.groups[reference(self.engine.groups)])
-
-            def known(key: bytes = key) -> bool:
-                return not self.engine.side.heads.rule_out(key, time.monotonic())
-
+            known = partial(self.engine.knows, tokens)
             wait_for(f"{self.replica.name}: a prompt is known", known, WAIT_SECONDS, 0.005)
         return self
 

@@ -161,13 +161,17 @@ class StandInEngine:
         after each step whether the first of those that wait shall be preempted."""
         return self._serve([(tokens, "", None) for tokens in prompts], preempt)
 
+    def knows(self, tokens: Sequence[int], salt: str = "") -> bool:
+        """Whether it would look for the prompt, and does not take it for one that nobody knows."""
+        (key, *_) = engine_keys(tokens, self.groups[reference(self.groups)], salt)
+        return not self.side.heads.rule_out(key, time.monotonic())
+
     def complete(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """A completion that came over HTTP, from another thread: the fields of Served, and with `logprobs` the
         likeliest tokens; None where there is no such endpoint. With `known`, which no real engine takes, nothing is
         served: it says whether the prompt would be looked for, or is taken for one that nobody knows."""
         if body.get("known"):
-            (key, *_) = engine_keys(body["prompt"], self.groups[reference(self.groups)], body.get("cache_salt", ""))
-            return {"known": not self.side.heads.rule_out(key, time.monotonic())}
+            return {"known": self.knows(body["prompt"], body.get("cache_salt", ""))}
         asked = body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params")
         if not self._probe:
             return None

@@ -84,7 +84,7 @@ def test_monitors_and_alerts_are_taken_by_the_api_server(kube: Kube) -> None:
         (rule,) = of_kind(made, "PrometheusRule")
         alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
         assert {alert["annotations"]["runbook_url"] for alert in alerts} == {"https://docs.example/kvpool#alerts"}
-        assert len(alerts) == len({alert["alert"] for alert in alerts}) == 15
+        assert len(alerts) == len({alert["alert"] for alert in alerts}) == 16
         (agents,) = of_kind(made, "PodMonitor", "agents")
         assert agents["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
         assert agents["spec"]["podMetricsEndpoints"][0]["port"] in ports_of_the_agent()

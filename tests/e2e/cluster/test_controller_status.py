@@ -46,6 +46,7 @@ def test_the_status_follows_the_agents(
 
     assert first.engine
     first.engine.serve(prompt("p", 6))
+    wait_for("its engine is told that the prompt is known", lambda: first.engine.knows(prompt("p", 6)), SECONDS)
     first.engine.forget()
     first.engine.serve(prompt("p", 6))
     pools.wait_status(hitPercent={"local": 50, "shared": 0, "total": 50})

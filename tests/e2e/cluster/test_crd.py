@@ -44,7 +44,7 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
             "allowUntested": False,
         },
         "tiers": {
-            "memory": {"size": "8Gi", "ownedPercent": 70, "eviction": "GDSF"},
+            "memory": {"size": "8Gi", "ownedPercent": 70, "eviction": "GDSF", "hugePages": False},
             "disk": {"size": "0", "storageClassName": "", "podVolume": ""},
         },
         "prewarm": {"maxBytes": "2Gi", "maxBytesPerSecond": "500Mi", "maxStreams": 4, "sourceMaxStreams": 2},
