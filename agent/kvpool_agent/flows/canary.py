@@ -24,7 +24,7 @@ from typing import Any
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.distrust import Distrust
-from kvpool_agent.flows.completions import complete, metrics
+from kvpool_agent.flows.engine_http import complete, metrics
 from kvpool_agent.flows.request import Request, beginning
 from kvpool_agent.policy.fidelity import LIKELIEST, Chances, Verdict, judge
 from kvpool_agent.store.slab import Slab

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvpool_agent.flows.engine_http import post
 from kvpool_agent.flows.probe import CACHE_SALT, prompt
 from kvpool_agent.flows.watch import SlabWatch
 from kvpool_agent.policy.hashes import HASH_BYTES, UnknownHashError, engine_keys
@@ -43,19 +44,14 @@ class TokenizeError(Exception):
 def tokenize(port: int, text: str) -> tuple[int, ...]:
     """The token ids of a text, as the engine's server on this port of the loopback address makes them for a prompt.
     Raises TokenizeError."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
     try:
-        connection.request("POST", "/tokenize", json.dumps({"prompt": text}), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        body = answer.read(MAX_ANSWER)
+        status, body = post(port, "/tokenize", {"prompt": text}, ANSWER_SECONDS, MAX_ANSWER)
     except (OSError, http.client.HTTPException) as error:
         raise TokenizeError(f"no answer on the engine's port: {error}") from None
-    finally:
-        connection.close()
-    if answer.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-        raise TokenizeError(f"the engine's port answered {answer.status}: it wants a key")
-    if answer.status != http.client.OK:
-        raise TokenizeError(f"the engine's port answered {answer.status}")
+    if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+        raise TokenizeError(f"the engine's port answered {status}: it wants a key")
+    if status != http.client.OK:
+        raise TokenizeError(f"the engine's port answered {status}")
     try:
         tokens = json.loads(body)["tokens"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.members import Member, MemberView
-from kvpool_agent.flows.completions import complete
+from kvpool_agent.flows.engine_http import complete
 from kvpool_agent.peer.connection import PeerError
 from kvpool_agent.peer.dial import Dialer
 from kvpool_agent.policy.proof import CLOSE, MISMATCH, SAME, compare
