@@ -97,9 +97,9 @@ class Account:
 
     def forget(self, address: str) -> None:
         """Whoever was at this address is there no more."""
-        for key in self.given_by([address]):
-            with self._lock:
-                if key in self._foreign:
+        with self._lock:
+            for key, giver in self._foreign.items():
+                if giver == address:
                     self._foreign[key] = ""
 
     # -- reading -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import pytest
 
 from kvpool_agent.account import Account
+from kvpool_agent.costs import timing_of
 from kvpool_agent.flows.finished import finish_request
 from kvpool_agent.policy.near_identical import KEPT, NearIdentical, Parting
 from kvpool_agent.store.arena import Arena
@@ -92,5 +93,6 @@ def test_a_finished_request_is_as_long_as_the_client_says_and_else_as_its_whole_
     for n in range(8):
         header = {"prompt": 62, "asked": 0, "loaded": 1, **timing}
         # what was generated behind the prompt is not of it
-        finish_request(Account(), slab, [Group(0, FULL, 0, BLOCK)], [chain(f"p{n}", 1, 64)], header)
+        measured = timing_of(header.get("timing"))
+        finish_request(Account(), slab, [Group(0, FULL, 0, BLOCK)], [chain(f"p{n}", 1, 64)], header, measured)
     assert slab.near_identical.partings() == [Parting(8, BLOCK, BLOCK, length, length)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvpool_agent.account import Account
-from kvpool_agent.costs import Shares, timing_of
+from kvpool_agent.costs import Shares, Timing, timing_of
 from kvpool_agent.engine_port.server import Busy, Port, Refusal
 from kvpool_agent.flows.canary import CanaryFlow
 from kvpool_agent.flows.epochs import named, named_by, named_chains
@@ -249,9 +249,10 @@ class EngineSession:
             case "forget":
                 self._on_forget(int(header["job"]))
             case "finished":
-                shares = self._on_finished(slab, header, frame.tail)
+                timing = timing_of(header.get("timing"))
+                shares = self._on_finished(slab, header, timing, frame.tail)
                 told_misses(handler.account, header)
-                if (timing := timing_of(header.get("timing"))) is not None:
+                if timing is not None:
                     handler.lookup.costs.served(timing, shares)
             case "sample":
                 handler.canary.take(self._port, int(header["plan"]), frame.tail)
@@ -319,12 +320,12 @@ class EngineSession:
         number = lease * MAX_CACHE_NAMESPACES + slab.number
         self._port.send({"verb": "leased", "call": call, "lease": number, "slots": slots})
 
-    def _on_finished(self, slab: Slab | None, header: dict[str, Any], tail: bytes) -> Shares:
+    def _on_finished(self, slab: Slab | None, header: dict[str, Any], timing: Timing | None, tail: bytes) -> Shares:
         chains = self._by_group(tail)
         if not (reason := obstacle(self._groups)):
             if slab is not None:
                 keys = named_by(slab, chains, self._hash_bytes, slab.space.names[0])
-                return finish_request(self._handler.account, slab, self._groups, keys, header)
+                return finish_request(self._handler.account, slab, self._groups, keys, header, timing)
         elif (asked := int(header["asked"])) >= 0:
             prompt = min(int(header["prompt"]), len(chains[reference(self._groups)]))
             self._handler.account.miss(reason, prompt - asked)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpool_agent.account import Account
-from kvpool_agent.costs import Shares, timing_of
+from kvpool_agent.costs import Shares, Timing
 from kvpool_agent.store.slab import Slab
 from kvpool_client.groups import FULL, Group, reference
 from kvpool_contract.status import DEVICE, ENGINE, HOST
@@ -17,12 +17,13 @@ def finish_request(
     groups: Sequence[Group],
     chains: Sequence[Sequence[bytes]],
     header: Mapping[str, Any],
+    timing: Timing | None,
 ) -> Shares:
     """chains: all block keys of the request by group, in order. header: what the client tells, in blocks of the
     reference group: prompt, those of the prompt; asked, index of the first block that the engine did not hold, -1 when
     it held the whole prompt; loaded, how many it took from here; unknown, of a request that the client has answered
-    itself, by the heads that it was told. device: tokens that the engine's device held, where it says. Returns what of
-    it was shared."""
+    itself, by the heads that it was told. device: tokens that the engine's device held, where it says. timing: what the
+    client has measured, where it has. Returns what of it was shared."""
     asked, loaded = int(header["asked"]), int(header["loaded"])
     place = reference(groups)
     chain = chains[place]
@@ -52,25 +53,19 @@ def finish_request(
         if group.kind == FULL:
             slab.arena.place(keys)
         slab.arena.use(keys)
-    now = time.monotonic()
+    now, tokens = time.monotonic(), timing.tokens if timing is not None else prompt * size
     with slab.heat_lock:
         for group, keys in zip(groups, chains, strict=True):
             slab.heat.count(keys, now, linked=group.kind == FULL)
         if groups[place].kind == FULL:
             slab.ghost.request(chain, prompt)
             slab.reuse.request(chain, prompt)
-            slab.near_identical.request(chain[:prompt], found, size, _tokens(header, prompt * size))
+            slab.near_identical.request(chain[:prompt], found, size, tokens)
         again = [slab.heat.repeated(keys, now) for keys in chains] if slab.below is not None else []
     if slab.below is not None:
         for keys, repeated in zip(chains, again, strict=True):
             slab.below.used(slab, keys, repeated)
     return shares
-
-
-def _tokens(header: Mapping[str, Any], otherwise: int) -> int:
-    """Of the prompt, as far as the client tells."""
-    timing = timing_of(header.get("timing"))
-    return timing.tokens if timing is not None else otherwise
 
 
 def _where(held: int, device_tokens: int, block_tokens: int) -> list[str]:
