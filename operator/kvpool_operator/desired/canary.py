@@ -5,9 +5,8 @@ from typing import Annotated
 
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import AgentStatus
+from kvpool_operator.desired.heard import few
 from kvpool_operator.desired.parts import LIVE, Part, field
-
-MAX_NAMED = 3
 
 
 class Canary(Part, frozen=True):
@@ -33,8 +32,7 @@ def faithful(statuses: Sequence[AgentStatus], names: Mapping[str, str]) -> tuple
     canaries = [status.canary for status in statuses]
     if found := [canary for canary in canaries if canary.distrusted]:
         members = sorted({names.get(uid, uid) for canary in found for uid in canary.distrusted})
-        more = f" and {len(members) - MAX_NAMED} more" if len(members) > MAX_NAMED else ""
-        sentence = f"{len(found)} of {len(canaries)} load nothing any more from {', '.join(members[:MAX_NAMED])}{more}"
+        sentence = f"{len(found)} of {len(canaries)} load nothing any more from {few(members)}"
         return False, "AnswersDiffer", f"{sentence}. {explain('canary_differs')}"
     if not any(canary.same for canary in canaries):
         return None

@@ -19,6 +19,7 @@ from kvpool_contract.status import AgentStatus, ConfigInForce
 from kvpool_operator.desired import publication, stores
 from kvpool_operator.desired.benefit import beneficial
 from kvpool_operator.desired.canary import faithful
+from kvpool_operator.desired.heard import MAX_NAMED, few
 from kvpool_operator.desired.objects import pool_field
 from kvpool_operator.desired.status_fields import (
     MAX_FORMATS,
@@ -37,7 +38,6 @@ UNREACHABLE, NOT_INJECTED = "agent_unreachable", "not_injected"
 NOT_STARTED = "agent_not_started"
 NOTHING_TO_DO = ("", "nothing_to_warm", "paused", "resumed")  # reasons about which nobody has to do anything
 FORMAT_DIGITS = 8
-MAX_NAMED = 3
 MAX_MESSAGE = 2048
 LAST_MOMENT = 253402300799.0  # of the year 9999, the last one that a date can say
 
@@ -376,9 +376,7 @@ def _condition(
 
 def named(members: Sequence[Member]) -> str:
     """Some of their names, and how many there are more."""
-    names = sorted(m.name for m in members)
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    return few(sorted(m.name for m in members))
 
 
 def _reasons(members: Sequence[Member]) -> str:
