@@ -18,7 +18,6 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ for part in ("agent", "examples/demo", "tests/e2e"):
 
 import rounds  # noqa: E402
 from agent_pool import AgentPool, Node  # noqa: E402
+from first_token import FirstToken  # noqa: E402
 from standin_engine import BLOCK_TOKENS, prompt  # noqa: E402
 from throttled import ThrottledLink  # noqa: E402
 
@@ -64,8 +64,9 @@ class Bench:
         seeds = folder / "seeds"
         seeds.write_text(f"{self._link.address}\n")
         token = seconds / TOKENS
+        self._first_tokens: dict[Node, FirstToken] = {}
         self._always, self._chooses = (self._asker(name, mode, seeds, token) for name, mode in ASKERS)
-        self._number, self._first = 0, 0.0
+        self._number = 0
 
     def _asker(self, name: str, mode: str, seeds: Path, token: float) -> Node:
         node = self._pool.node(
@@ -76,14 +77,7 @@ class Bench:
             prewarm={"maxBytes": 0},
         )
         node.patched(OFTEN).start().attach(row_bytes=ROW_BYTES, rows=4 * BLOCKS, token_seconds=token)
-        timings = node.engine.side.timings
-        told = timings.first_token
-
-        def first_token(request: str, now: float) -> None:
-            self._first = now
-            told(request, now)
-
-        timings.first_token = first_token  # type: ignore[method-assign]
+        self._first_tokens[node] = FirstToken(node.engine)
         return node.until_sees(self._source).until_knows(*(prompt(f"p{i}", BLOCKS) for i in range(PROMPTS)))
 
     def close(self) -> None:
@@ -93,10 +87,7 @@ class Bench:
     def _ask(self, node: Node, name: str) -> float:
         """Seconds of a request until its first token."""
         node.engine.forget()
-        began = time.monotonic()
-        served = node.engine.serve(prompt(name, BLOCKS))
-        assert served.equal
-        return self._first - began
+        return self._first_tokens[node].after(prompt(name, BLOCKS))
 
     def at(self, rate: float) -> Seen:
         self._link.bytes_per_second = rate

@@ -23,7 +23,12 @@ def orders(names: Sequence[str], rounds: int, seed: int = 1) -> Iterator[list[st
 
 def p99(values: Sequence[float]) -> float:
     """The value that 99 of 100 don't exceed; of fewer than a hundred, the greatest."""
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+    return quantile(values, 0.99)
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value that this part of them lies below."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:

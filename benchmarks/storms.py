@@ -36,6 +36,7 @@ for part in ("agent", "examples/demo", "tests/e2e"):
 
 import rounds  # noqa: E402
 from agent_pool import AgentPool  # noqa: E402
+from first_token import FirstToken  # noqa: E402
 from replica import MIB, wait_for  # noqa: E402
 from standin_engine import StandInEngine, prompt  # noqa: E402
 
@@ -58,27 +59,11 @@ class Asked:
 
 
 class Replica:
-    """An engine that tells when its requests have had their first token. `path`: its agent's socket, if it has one."""
+    """`path`: its agent's socket, if it has one."""
 
     def __init__(self, path: str) -> None:
-        self.engine = StandInEngine(path, row_bytes=ROW_BYTES, rows=ROWS, token_seconds=TOKEN_SECONDS)
-        self._first = 0.0
-        timings = self.engine.side.timings
-        told = timings.first_token
-
-        def first_token(request: str, now: float) -> None:
-            self._first = now
-            told(request, now)
-
-        timings.first_token = first_token  # type: ignore[method-assign]
-        self.engine.start()
-
-    def ask(self, tokens: Sequence[int]) -> float:
-        """Seconds until the first token."""
-        began = time.monotonic()
-        served = self.engine.serve(tokens)
-        assert served.equal
-        return self._first - began
+        self.engine = StandInEngine(path, row_bytes=ROW_BYTES, rows=ROWS, token_seconds=TOKEN_SECONDS).start()
+        self.ask = FirstToken(self.engine).after
 
 
 def tokens_of(prefix: str, own: str) -> list[int]:
@@ -177,9 +162,8 @@ def storms(count: int) -> Iterator[Asked]:
 
 
 def told(asked: Sequence[Asked]) -> str:
-    ordered = sorted(one.seconds for one in asked)
-    quantiles = (ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.95, 0.99))
-    return " | ".join(f"{1e3 * value:.0f} ms" for value in quantiles)
+    seconds = [one.seconds for one in asked]
+    return " | ".join(f"{1e3 * rounds.quantile(seconds, part):.0f} ms" for part in (0.5, 0.95, 0.99))
 
 
 def main() -> None:
