@@ -7,7 +7,7 @@ that the document which holds them stays below the 1 MiB that a ConfigMap may ha
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-DECLARED = "Declared"
+DECLARED, NEVER = "Declared", "Never"  # of a pool's publication
 MAX_PREFIXES = 16
 MAX_TEXT, MAX_TOKENS = 49_152, 16_384  # characters, token ids
 MAX_TOKEN_ID = 2**31 - 1

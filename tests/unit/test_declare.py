@@ -8,22 +8,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from standin_http import token_ids
 from standin_model import BLOCK_TOKENS, HASH_BYTES, engine_keys, hash_fields
 
+from kvpool_agent.account import Account
+from kvpool_agent.flows.answer import OwnBlocks
 from kvpool_agent.flows.declare import Declarations, TokenizeError, tokenize
+from kvpool_agent.flows.finished import finish_request
 from kvpool_agent.flows.probe import CACHE_SALT
 from kvpool_agent.flows.probe import prompt as probe_prompt
+from kvpool_agent.flows.reading import Reading
 from kvpool_agent.keyring import Keyring
+from kvpool_agent.peer import frames
+from kvpool_agent.peer.dial import Identity
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.feed import Change
 from kvpool_agent.store.heads import name_of
 from kvpool_agent.store.memory import ArenaMemory
-from kvpool_agent.store.slab import Slab, Slabs
+from kvpool_agent.store.slab import Slab, Slabs, slab_options
 from kvpool_client.front import Verdict, fold
+from kvpool_client.groups import FULL, Group
 from kvpool_contract.config import AgentConfig, CacheNamespace, Engine, Members, Publication, Tls
 from kvpool_contract.names import format_fingerprint
 from kvpool_contract.prefixes import Prefix
@@ -102,15 +110,31 @@ def test_heads_are_told_as_they_are_declared() -> None:
     assert len(arena.told_heads) == 0
 
 
-def test_what_made_room_and_was_not_declared_is_told_of_by_nobody() -> None:
+def test_what_made_room_and_was_not_declared_is_evicted_to_the_own_engine_and_told_to_nobody_else() -> None:
     arena = Arena(2, declared_alone=True)
     arena.declare(frozenset([key("a")]))
     for name in "axyz":
         (slot,) = arena.reserve(1, 0.0)
         arena.commit(key(name), b"", slot, bytes(16), foreign=False)
-    gone = [name for name in "ax" if not arena.held([key(name)])[0]]
-    assert gone == ["a", "x"]
-    assert arena.made_room([key("a"), key("x")]) == [True, False]
+    names = [key(name) for name in "axn"]  # the last one was never here
+    assert (arena.held(names), arena.made_room(names)) == ([False] * 3, [True, True, False])
+
+    slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(2 * SLOT), arena)
+    slabs: Any = SimpleNamespace(of=lambda _: slab)
+    probe: Any = SimpleNamespace(withdrawn=False)
+    source = OwnBlocks(Identity("p", "a", "i"), slabs, Reading(Account()), lambda: "", probe)
+    assert source.holds(slab.fingerprint, names) == [frames.MADE_ROOM, 0, 0]
+
+    account = Account()
+    ruled_out = {"prompt": 3, "asked": 0, "loaded": 0, "unknown": 3}
+    finish_request(account, slab, [Group(0, FULL, 0, BLOCK_TOKENS)], [names], ruled_out, None)
+    assert account.misses == {"evicted": 2, "never_published": 1}
+
+
+@pytest.mark.parametrize(("policy", "told"), [("Always", 1), ("Declared", 0), ("Never", 0)])
+def test_of_what_is_not_declared_nothing_is_told_but_where_all_is(policy: Any, told: int) -> None:
+    agent = Agent(1, policy=policy)
+    assert len(agent.slab.arena.may_tell([key("a")])) == told
 
 
 def test_depth_holds_beside_it() -> None:
@@ -175,11 +199,11 @@ class Agent:
         keyring: Keyring | None = None,
     ) -> None:
         memory = ArenaMemory.anonymous(64 * SLOT)
-        self.slabs = Slabs(memory, 0.0, keyring, declared_alone=policy == "Declared")
-        self.slab: Slab = self.slabs.open(format_fingerprint(fields), fields, SLOT)
-        self.healthy, self.probed = True, list[str]()
         self.port, self.policy = port, policy
         self.configure(*prefixes)
+        self.slabs = Slabs(memory, 0.0, keyring, **slab_options(self.config))
+        self.slab: Slab = self.slabs.open(format_fingerprint(fields), fields, SLOT)
+        self.healthy, self.probed = True, list[str]()
         self.flow = Declarations(self.slabs, lambda: self.config, lambda: self.healthy, lambda: self.probed)
 
     def configure(self, *prefixes: Prefix) -> None:

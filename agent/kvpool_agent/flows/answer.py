@@ -19,6 +19,7 @@ from kvpool_agent.peer.rdma.words import RdmaError
 from kvpool_agent.policy.heat import HotBlock
 from kvpool_agent.store.heads import NOTHING, Told
 from kvpool_agent.store.slab import Slab, Slabs
+from kvpool_contract.prefixes import NEVER
 
 
 class OwnBlocks:
@@ -45,7 +46,7 @@ class OwnBlocks:
         self._probe = probe
         self._proved = proved
         self._rdma = rdma
-        self._private = publication == "Never"
+        self._private = publication == NEVER
 
     @property
     def hidden(self) -> bool:
@@ -72,7 +73,7 @@ class OwnBlocks:
         slab = self._slab(fingerprint)
         if slab is None:
             return [0] * len(keys)
-        states = zip(slab.arena.told(keys), slab.arena.made_room(keys), strict=True)
+        states = zip(slab.arena.told(keys), slab.arena.made_room(keys, told=True), strict=True)
         return [frames.HELD if held else frames.MADE_ROOM if gone else 0 for held, gone in states]
 
     def description(self) -> bytes:

@@ -126,11 +126,11 @@ class Arena:
         with self._lock:
             return [self._index.is_told(key) for key in keys]
 
-    def made_room(self, keys: Iterable[bytes]) -> list[bool]:
-        """For each key whether it lay here and made room, as far as that is remembered (kvpool_agent.store.gone) and
-        others may be told so."""
+    def made_room(self, keys: Iterable[bytes], *, told: bool = False) -> list[bool]:
+        """For each key whether it lay here and made room, as far as that is remembered (kvpool_agent.store.gone).
+        told: and others may be told so."""
         with self._lock:
-            return [key in self._gone and self._index.may_tell(key) for key in keys]
+            return [key in self._gone and (not told or self._index.may_tell(key)) for key in keys]
 
     def may_tell(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those that others may be told of, wherever they lie in their chains, here or not."""

@@ -25,7 +25,7 @@ from kvpool_agent.store.memory import ArenaMemory, Part
 from kvpool_agent.store.table import HeaderTable
 from kvpool_contract.config import DEFAULT_EVICTION, DEFAULT_OWNED_PERCENT, AgentConfig
 from kvpool_contract.names import block_key, format_fingerprint
-from kvpool_contract.prefixes import DECLARED
+from kvpool_contract.prefixes import DECLARED, NEVER
 from kvpool_contract.tenants import slab_id
 
 LEASE_SECONDS = 2.0
@@ -121,7 +121,8 @@ def slab_options(config: AgentConfig) -> dict[str, Any]:
         "eviction": config.eviction,
         "owned_percent": config.ownedPercent,
         "told_tokens": publication.maxDepthTokens,
-        "declared_alone": publication.policy == DECLARED,
+        # with Never nothing is ever declared: then the arena tells of no block, to the pool's external store neither
+        "declared_alone": publication.policy in (DECLARED, NEVER),
     }
 
 

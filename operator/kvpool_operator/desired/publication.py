@@ -64,7 +64,7 @@ class Publication(Part, frozen=True):
         field(
             "Always: a member tells of every block that it holds. Declared: of those that lie wholly inside one of "
             "the prefixes. Never: of none, so that nobody loads from it, while it still finds its own and those of "
-            "others."
+            "others. Blocks that others are not told of are not written to the external store either."
         ),
     ] = "Always"
     prefixes: Annotated[

@@ -175,6 +175,19 @@ def stored(pool: AgentPool, server: Server, *, sealed: bool = False) -> None:
     end(node)
 
 
+def test_who_tells_others_of_nothing_leaves_nothing_there_and_loads_what_others_left(
+    pool: AgentPool, valkey: ValkeyServer
+) -> None:
+    never = member(pool, "a", valkey, publication={"policy": "Never"}, drain={"maxSeconds": 20}, **ALONE)
+    heat(never, "own")
+    end(never)  # what waits to be written is written by then
+    assert valkey.objects() == {}
+    stored(pool, valkey)
+    joined(never)
+    assert serve(never, "hot") == Served(pool=BLOCKS)
+    assert moved(never.status(), "external_in") == (BLOCKS, BLOCKS * ROW)
+
+
 def block_objects(server: Server, *, sealed: bool) -> dict[str, bytes]:
     return {name: data for name, data in server.objects().items() if len(data) == object_bytes(sealed=sealed)}
 
