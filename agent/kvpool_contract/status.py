@@ -167,7 +167,8 @@ class Declared(msgspec.Struct, frozen=True):
 class Directory(msgspec.Struct, frozen=True):
     """This member as a home: blocks that others have announced to it, members whose lease runs; and the addresses that
     it keeps because other members have told them. `head_filter`: whether its engine may take a prompt for unknown by
-    the first blocks of chains that members hold; `heads` of them are known, as of `heads_number`."""
+    the first blocks of chains that members hold; `heads` of them are known, as of `heads_number`, and each client has
+    been told as much as `heads_told`, 0 for nothing."""
 
     entries: int = 0
     holders: int = 0
@@ -175,6 +176,7 @@ class Directory(msgspec.Struct, frozen=True):
     head_filter: bool = False
     heads: int = 0
     heads_number: int = 0
+    heads_told: int = 0
 
 
 class ConfigInForce(msgspec.Struct, frozen=True):

@@ -208,7 +208,8 @@ class Place:
     def rules_out(self, n: int) -> bool:
         self.filter.look()
         known = self.client.known
-        assert self.filter.known[0] is bool(known.number)  # what the status shows
+        holds, _, _, told = self.filter.known  # what the status shows
+        assert (holds, told) == (bool(known.number), known.number)
         return known.rule_out(key_of(n), client.time.monotonic())
 
 
@@ -269,3 +270,16 @@ def test_a_client_is_told_changes_and_else_once_a_second_that_it_holds_still(mon
     place.obstacle = False
     place.filter.look()
     assert place.client.words == 4
+
+
+def test_what_clients_have_been_told_is_what_the_one_that_knows_least_has() -> None:
+    place = Place()
+    assert place.filter.known[3] == 0
+    place.filter.look()
+    first = place.filter.known[3]
+    place.union.told("x", Told(1, True, (A,)))
+    assert place.filter.known[2] > place.filter.known[3] == first > 0
+    place.filter.look()
+    assert place.filter.known[2] == place.filter.known[3] > first
+    place.filter.join(Client())
+    assert place.filter.known[3] == 0

@@ -79,10 +79,13 @@ class HeadFilter:
             self._clients.pop(port, None)
 
     @property
-    def known(self) -> tuple[bool, int, int]:
-        """Whether it is in force, how many heads are known, and the number of that state."""
+    def known(self) -> tuple[bool, int, int, int]:
+        """Whether it is in force, how many heads are known, the number of that state, and of the oldest one that a
+        client knows."""
         slab, names = self._slabs.current, self._union.names
-        return slab is not None and self._holds(slab), len(names), names.number
+        with self._lock:
+            told = min((client.number for client in self._clients.values()), default=UNKNOWN)
+        return slab is not None and self._holds(slab), len(names), names.number, told
 
     def _run(self) -> None:
         while not self._ended.is_set():

@@ -79,10 +79,24 @@ def moved(status: dict[str, Any], what: str) -> tuple[int, int]:
     return transfer["blocks"], transfer["bytes"]
 
 
+def until_told(replica: Replica) -> None:
+    """Waits until the engine has been told which chains its agent knows now: what it has not is a miss for it."""
+
+    def told() -> bool:
+        status = replica.status()
+        directory = status["directory"]
+        known, told = directory["heads_number"] if directory["head_filter"] else 0, directory["heads_told"]
+        return bool(status["attached"] and bool(told) is bool(known) and told >= known)
+
+    wait_for(f"{replica.name}'s engine knows of the chains", told, 20)
+
+
 def sees_only(replica: Replica, *addresses: str) -> None:
-    """Waits until these are the replica's live peers. One that is gone may stay known for a while, told by others."""
+    """Waits until these are the replica's live peers, and its engine knows of what they hold. One that is gone may stay
+    known for a while, told by others."""
     wait_for(
         f"{replica.name} sees {addresses}",
         lambda: sorted(p["address"] for p in replica.status()["peers"] if p["live"]) == sorted(addresses),
         20,
     )
+    until_told(replica)

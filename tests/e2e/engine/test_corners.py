@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, settle, small_prompt
+from engine.measured import BLOCK, by_source, settle, small_prompt, until_told
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 LENGTH = 2 * BLOCK + 5
@@ -46,6 +46,7 @@ class Place:
             )
 
         wait_for(f"{self.replica.name} sees {other.replica.name}", sees, 20)
+        until_told(self.replica)
 
 
 @pytest.fixture(scope="module")

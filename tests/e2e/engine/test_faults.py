@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from engine.altering_member import AlteringMember, hot_list
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, Outcome, by_source, settle, small_prompt
+from engine.measured import BLOCK, Outcome, by_source, sees_only, settle, small_prompt, until_told
 from patched_agent import stop_in_a_store
 from process_use import stands_still
 from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
@@ -54,14 +54,6 @@ class Pair:
     def restart_engine(self) -> None:
         self.engine = ForgedEngine(self.forge, self.a, self.model).until_ready()
 
-    def sees(self, replica: Replica, *others: str) -> None:
-        """Until these addresses are the replica's members, live and known as they are now."""
-        wait_for(
-            f"{replica.name} sees {others}",
-            lambda: sorted(p["address"] for p in replica.status()["peers"] if p["live"]) == sorted(others),
-            20,
-        )
-
     def until_loaded(self, seed: int, right: Outcome) -> None:
         """Until A's engine loads all of a prompt that the pool has; its answers are right all the time."""
 
@@ -88,6 +80,7 @@ class Pair:
             )
 
         wait_for("B sees A", seen, 20)
+        until_told(self.b)
         assert self.other.ask(prompt(seed)) == Outcome(loaded(BLOCKS), first.answer)
 
 
@@ -169,7 +162,7 @@ def test_what_fails_in_the_middle_of_a_load_is_computed_and_the_answer_is_the_sa
     seeds = pair.pool.members.read_text()
     try:
         pair.pool.members.write_text(f"{member.address}\n")
-        pair.sees(pair.a, member.address)
+        sees_only(pair.a, member.address)
         before = pair.a.status()["counters"]
         pair.engine.begin(prompt(seed))
         assert member.middle.wait(20)
@@ -183,7 +176,7 @@ def test_what_fails_in_the_middle_of_a_load_is_computed_and_the_answer_is_the_sa
         member.go_on.set()
         pair.pool.members.write_text(seeds)
         member.close()
-    pair.sees(pair.a, address)
+    sees_only(pair.a, address)
     pair.until_loaded(seed, right)
     pair.until_shared(10 + seed)
 

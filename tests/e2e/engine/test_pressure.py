@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from engine.forged import NO_BLOCK, Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, settle, small_prompt
+from engine.measured import BLOCK, by_source, settle, small_prompt, until_told
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 FOLDER = Path(__file__).parent
@@ -108,6 +108,7 @@ def test_requests_that_make_way_for_each_other_are_answered_as_ever_and_counted_
         return any((p["live"], p["blocks"]) == (True, now["arena"]["blocks"]) for p in b.replica.status()["peers"])
 
     wait_for("B sees A", sees, 20)
+    until_told(b.replica)
     (attached,) = (event for event in b.replica.status()["events"] if event["word"] == "attached")
     assert attached["detail"]["rows"] == case.rows
     found = answers(b, *prompts)
