@@ -137,15 +137,21 @@ def main() -> None:
     given = parser.parse_args()
     print(f"{rounds.machine()}; prompts of {BLOCKS * ROW_BYTES // MIB} MiB in {BLOCKS} blocks\n")
     for milliseconds in given.milliseconds or ([150] if given.quick else [250, 150, 80]):
+        print("| MB/s | loaded, ms | computed, ms | admitted |\n|---|---|---|---|", flush=True)
+        seen = []
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder), milliseconds / 1e3)
             try:
-                seen = [bench.at(rate) for rate in rates(given.quick)]
+                for rate in rates(given.quick):
+                    one = bench.at(rate)
+                    seen.append(one)
+                    print(
+                        f"| {one.rate / 1e6:.0f} | {one.loaded * 1e3:.0f} | {one.computed * 1e3:.0f} "
+                        f"| {one.admitted:.2f} |",
+                        flush=True,
+                    )
             finally:
                 bench.close()
-        print("| MB/s | loaded, ms | computed, ms | admitted |\n|---|---|---|---|")
-        for one in seen:
-            print(f"| {one.rate / 1e6:.0f} | {one.loaded * 1e3:.0f} | {one.computed * 1e3:.0f} | {one.admitted:.2f} |")
         measured = crossing(seen, [math.log(one.computed / one.loaded) for one in seen])
         switched = crossing(seen, [one.admitted - 0.5 for one in seen])
         print(
