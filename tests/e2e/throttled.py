@@ -5,7 +5,8 @@ import socket
 import threading
 import time
 
-CHUNK = 16 << 10
+CHUNK = 64 << 10
+CATCH_UP_SECONDS = 0.01  # so much of a sleep that took too long is made up for
 
 
 class ThrottledLink:
@@ -41,11 +42,13 @@ class ThrottledLink:
             threading.Thread(target=self._pass, args=(source, asker, True), daemon=True).start()
 
     def _pass(self, one: socket.socket, other: socket.socket, paced: bool) -> None:
+        room = memoryview(bytearray(CHUNK))
         with contextlib.suppress(OSError):
-            while data := one.recv(CHUNK):
+            other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while size := one.recv_into(room):
                 if paced:
-                    self._wait(len(data))
-                other.sendall(data)
+                    self._wait(size)
+                other.sendall(room[:size])
         for each in (one, other):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -56,6 +59,7 @@ class ThrottledLink:
             rate, now = self.bytes_per_second, time.monotonic()
             if not rate:
                 return
-            self._free_at = max(self._free_at, now) + size / rate
+            self._free_at = max(self._free_at, now - CATCH_UP_SECONDS) + size / rate
             pause = self._free_at - now
-        time.sleep(pause)
+        if pause > 0:
+            time.sleep(pause)
