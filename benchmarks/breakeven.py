@@ -134,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="Every fourth rate, one cost of computing.")
     parser.add_argument("--milliseconds", type=float, nargs="+", default=[], help="Costs of computing a prompt.")
+    parser.add_argument("--rates", type=float, nargs="+", default=[], help="MB/s, rising, instead of the whole sweep.")
     given = parser.parse_args()
     print(f"{rounds.machine()}; prompts of {BLOCKS * ROW_BYTES // MIB} MiB in {BLOCKS} blocks\n")
     for milliseconds in given.milliseconds or ([150] if given.quick else [250, 150, 80]):
@@ -142,7 +143,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder), milliseconds / 1e3)
             try:
-                for rate in rates(given.quick):
+                for rate in [1e6 * rate for rate in given.rates] or rates(given.quick):
                     one = bench.at(rate)
                     seen.append(one)
                     print(

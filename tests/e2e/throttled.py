@@ -6,7 +6,7 @@ import threading
 import time
 
 CHUNK = 64 << 10
-CATCH_UP_SECONDS = 0.01  # so much of a sleep that took too long is made up for
+CATCH_UP_SECONDS = 0.001  # so much of a sleep that took too long is made up for
 
 
 class ThrottledLink:
