@@ -1,5 +1,6 @@
 """What a pool's status says of certificates, and when a new authority of the members may sign."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -58,6 +59,23 @@ def test_clocks_that_differ_are_told_with_the_member_that_noticed(word: str) -> 
     # a certificate that has ended by its own member's clock is that, whatever others say of it
     assert condition(member("a", "expired", reason="certificate_expired"), skewed)[1] == "Expired"
     assert condition(member("a", reason="signer_unreachable"))[:2] == ("True", "AllCertified")
+
+
+@pytest.mark.parametrize("word", ["certificate_files", "certificate_name"])
+def test_a_secret_that_went_bad_under_members_that_run_is_told_with_their_names(word: str) -> None:
+    spoilt = [member(name, tls="Secret", reason=word, detail="tls.key can't be read") for name in ("c", "b")]
+    assert condition(member("a", tls="Secret"), *spoilt, tls="Secret") == (
+        "False", "CertificateNotUsed", f"2 of 3: b, c (tls.key can't be read). {explain(word)}",
+    )  # fmt: skip
+    # who has none at all, or one that has ended, is worse off
+    missing = member("d", "no_certificate", tls="Secret", reason=word)
+    assert condition(*spoilt, missing, tls="Secret")[1] == "NoCertificate"
+    said = [status(member("a", tls="Secret"), *others, tls="Secret") for others in ([], spoilt, [])]
+    told = [pool_events(METADATA, before, after, ()) for before, after in pairwise(said)]
+    assert [[(e.type, e.reason) for e in events] for events in told] == [
+        [("Warning", "CertificateNotUsed")],
+        [("Normal", "CertificatesReady")],
+    ]
 
 
 def test_the_first_end_of_a_certificate_is_told_in_whole_hours() -> None:

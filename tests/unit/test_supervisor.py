@@ -107,6 +107,30 @@ def test_a_beat_of_another_version_is_read_as_far_as_it_goes(line: str, beat: Be
     assert Beat.decode(beat.encode()) == beat
 
 
+IMPORTING = """
+import runpy, sys, time
+
+class Barrier:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kvpool_agent.supervisor":
+            print("importing", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Barrier())
+runpy.run_module("kvpool_agent", run_name="__main__")
+"""
+
+
+def test_it_can_be_ended_before_it_has_imported_anything() -> None:
+    with subprocess.Popen([sys.executable, "-c", IMPORTING], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"importing\n"
+        process.terminate()
+        try:
+            assert process.wait(WAIT) == 0  # by a handler: without one it would be the signal
+        finally:
+            process.kill()
+
+
 def test_a_worker_whose_heartbeat_stops_is_killed(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.05)
     reading, writing = os.pipe()

@@ -47,8 +47,11 @@ UNPROVED = {  # states of a member's certificate that keep the condition from ho
     "expires_soon": ("ExpiresSoon", "certificate_expires_soon"),
 }
 
-# what members say where a certificate is not valid by one of two clocks; a member whose own has ended is told before
-CLOCKS = ("clock_behind", "peer_certificate_not_yet_valid", "peer_certificate_expired")
+# what members whose own certificate is good say beside it, and what that is called in the condition
+BESIDE = {
+    "ClockSkew": ("clock_behind", "peer_certificate_not_yet_valid", "peer_certificate_expired"),
+    "CertificateNotUsed": ("certificate_files", "certificate_name"),  # what has come in its place
+}
 
 
 @dataclass(frozen=True)
@@ -258,9 +261,10 @@ def _certificates(name: str, observed: Observed) -> _Verdict:
     for state, (reason, word) in UNPROVED.items():
         if found := [m for m in members if m.status is not None and m.status.tls.state == state]:
             return False, reason, _said(found, total, word)
-    for word in CLOCKS:
-        if found := [m for m in members if m.status is not None and m.status.tls.reason == word]:
-            return False, "ClockSkew", _said(found, total, word)
+    for reason, words in BESIDE.items():
+        for word in words:
+            if found := [m for m in members if m.status is not None and m.status.tls.reason == word]:
+                return False, reason, _said(found, total, word)
     if observed.rotating:
         return True, "Rotating", "A new authority of the members signs as soon as every agent of every pool trusts it."
     return True, "AllCertified", f"{len(members)} of {total} agents have a certificate."

@@ -17,7 +17,7 @@ from cluster.engines import Member
 from cluster.images import ENGINE_IMAGE
 from cluster.installed.conftest import namespace
 from cluster.kube import AGENT, wait_for
-from cluster.standins import NAME, PORT, Served, StandIns, ask, pod, share, wait_probed
+from cluster.standins import NAME, PORT, Served, StandIns, ask, pod, share
 from kvpool_contract.names import PEER_PORT, SUPERVISOR_PORT, WORKER_PORT
 from kvpool_contract.tenants import KEYS_FOLDER
 
@@ -94,7 +94,6 @@ def pool(chart: Chart, request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 def test_members_prove_themselves_by_the_secret_of_their_user_and_share(pool: Pool) -> None:
     members = [*pool.of("gold"), *pool.of("silver")]
-    wait_probed(members, "alone", "same")
     first, *others = members
     share(first, others, "everybody's", BLOCKS)
     for member in members:
@@ -135,7 +134,7 @@ def test_pods_get_the_keys_of_their_labels_and_tenants_share_nothing_across_and_
         for member in pool.of(tier):
             assert ask(member.pod.address, tokens, tenant=others) == Served(computed=BLOCKS)
             wait_for("why", lambda m=member: m.status().misses.get("not_authorised") == BLOCKS, 30)
-            assert member.status().counters["namespace_without_key"] == 1
+            wait_for("it is counted", lambda m=member: m.status().counters.get("namespace_without_key") == 1, 30)
     assert {tier: [stored(member, "public") for member in pool.of(tier)] for tier in TENANT} == before
     share(pool.of("gold")[0], [pool.of("gold")[1], *pool.of("silver")], "everybody asks this", BLOCKS)
 
@@ -155,16 +154,25 @@ def test_a_secret_that_lacks_an_entry_or_is_of_another_authority_is_named_and_wh
     assert ask(newcomer.pod.address, tokens) == Served(computed=BLOCKS)
 
     pool.write(ANOTHER.certificate)
-    bring(newcomer, "another")
+    bring(newcomer, what="another")
     wait_for("it is told", lambda: told_of(pool, "tls.crt: it is by none of the authorities in"), 60)
     assert [member.status().tls.state for member in (first, second, newcomer)] == ["ok", "ok", "no_certificate"]
 
     pool.write(OURS.certificate)
-    bring(newcomer, "ours")
+    bring(*pool.home.members(), what="ours")
     wait_for("its certificate", lambda: newcomer.status().tls.state == "ok", 60)
     wait_for("the condition", lambda: pool.certified()[0] == "AllCertified", 60)
-    wait_probed([newcomer], "alone", "same")
     share(first, [newcomer], "afterwards", BLOCKS)
+
+    # under those that have a certificate it may go bad, too: they go on, and it is told
+    pool.write(b"")
+    bring(first, what="bad again")
+    wait_for("it is told", lambda: (c := pool.certified())[0] == "CertificateNotUsed" and first.pod.name in c[1], 60)
+    assert (first.status().tls.state, first.status().tls.reason) == ("ok", "certificate_files")
+    share(first, [second], "with the last good one", BLOCKS)
+    pool.write(OURS.certificate)
+    bring(*pool.home.members(), what="ours again")
+    wait_for("the condition", lambda: pool.certified()[0] == "AllCertified", 60)
 
 
 def told_of(pool: Pool, sentence: str) -> bool:
@@ -175,9 +183,11 @@ def told_of(pool: Pool, sentence: str) -> bool:
     raise ValueError((reason, message))
 
 
-def bring(member: Member, what: str) -> None:
-    """A kubelet looks after a pod that has changed at once, and brings the Secret as it is now."""
-    member.kube.kubectl("annotate", "pod", member.pod.name, f"example.test/secret={what}", "--overwrite")
+def bring(*members: Member, what: str) -> None:
+    """A kubelet looks after a pod that has changed at once, and brings the Secret as it is now. what: another one each
+    time."""
+    for member in members:
+        member.kube.kubectl("annotate", "pod", member.pod.name, f"example.test/secret={what}", "--overwrite")
 
 
 def test_pods_listen_at_the_documented_ports_and_no_others(chart: Chart, pool: Pool) -> None:
