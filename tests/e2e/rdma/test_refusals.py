@@ -5,8 +5,9 @@ import os
 import platform
 import re
 import resource
+import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from rdma.member import RdmaMember, chain, members, until
 from kvpool_agent.peer.rdma import nic as nics
 from kvpool_agent.peer.rdma.words import RdmaError
 
-CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+CAPBSET_DROP, CAPABILITIES = 24, 41
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK = 1, 2, 14
+VERBS = Path("/sys/class/infiniband_verbs")
 LARGE = 512 << 20
 LOCKABLE = 4 << 20  # half of what `RdmaMember` has, where nothing else is said
 
@@ -27,27 +30,30 @@ def reason(member: RdmaMember) -> str:
     return member.rdma.snapshot().reason
 
 
-def limited() -> None:
-    """What an agent has whose container may lock little: in a child, before it becomes another program."""
+def limited(without: Collection[int]) -> None:
+    """What an agent has whose container may lock little: in a child, before it becomes another program. without:
+    capabilities that root has not there."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (LOCKABLE, LOCKABLE))
-    ctypes.CDLL(None).prctl(CAPBSET_DROP, CAP_IPC_LOCK)
+    for capability in without:
+        ctypes.CDLL(None).prctl(CAPBSET_DROP, capability)
 
 
-@pytest.fixture
-def limit_on_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For devices' processes."""
+def containers_without(monkeypatch: pytest.MonkeyPatch, capabilities: Collection[int]) -> None:
+    """Devices' processes are in containers like that."""
 
     class Limited:
         """Of subprocess, what the device's process is started by."""
 
         DEVNULL, PIPE, run = subprocess.DEVNULL, subprocess.PIPE, subprocess.run
-        Popen = partial(subprocess.Popen, preexec_fn=limited)
+        Popen = partial(subprocess.Popen, preexec_fn=partial(limited, capabilities))
 
     monkeypatch.setattr(nics, "subprocess", Limited)
 
 
-@pytest.mark.usefixtures("limit_on_locked_memory")
-def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_tcp(devices: tuple[str, str]) -> None:
+def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_tcp(
+    devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    containers_without(monkeypatch, [CAP_IPC_LOCK])
     with members(RdmaMember("a", (), kind="TCP"), RdmaMember("b", devices[1:])) as (a, b):
         until("it was tried", lambda: reason(b) == "rdma_memlock")
         (device,) = b.rdma.snapshot().devices
@@ -59,6 +65,20 @@ def test_a_limit_on_locked_memory_that_is_too_small_is_named_and_blocks_come_by_
         a.store(keys)
         assert b.fetch(a, keys) == ""
         assert (b.holds(keys), b.moved("rdma_in"), b.counted("fallback")) == (4, (0, 0), {})
+
+
+def test_for_root_with_ipc_lock_the_limit_does_not_hold(
+    devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {CAP_IPC_LOCK, CAP_DAC_READ_SEARCH}  # the latter since files of the host may be of another user
+    containers_without(monkeypatch, set(range(CAPABILITIES)) - kept)
+    with members(RdmaMember("a", devices[:1])) as (a,):
+        a.until_ready()
+        (nic,) = a.rdma._nics.values()
+        assert nic._process is not None
+        status = told(nic._process.pid)
+        assert int(status["CapEff"][0], 16) == sum(1 << capability for capability in kept)
+        assert locked(nic._process.pid) >= 2 * LOCKABLE
 
 
 def test_a_large_arena_is_locked_whole_and_the_status_says_how_much_and_how_long_it_took(
@@ -76,8 +96,13 @@ def test_a_large_arena_is_locked_whole_and_the_status_says_how_much_and_how_long
 
 def locked(pid: int) -> int:
     """Bytes that the kernel keeps in memory for its devices."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmPin:"))
+    return int(told(pid)["VmPin"][0]) << 10
+
+
+def told(pid: int) -> dict[str, list[str]]:
+    """What the kernel says of a process."""
+    lines = [line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return {name: value.split() for name, value in lines}
 
 
 def test_a_device_that_is_not_there_is_named_and_the_one_that_is_there_is_used(devices: tuple[str, str]) -> None:
@@ -124,6 +149,31 @@ def test_a_device_of_the_node_that_the_container_was_not_given_is_named(devices:
     finally:
         taken.rename(given)
     assert nics.look() == list(devices)
+
+
+@contextmanager
+def closed(device: str) -> Iterator[None]:
+    """Nobody is allowed to open it."""
+    (found,) = (p for p in VERBS.iterdir() if (p / "ibdev").is_file() and (p / "ibdev").read_text().strip() == device)
+    node = Path("/dev/infiniband") / found.name
+    mode = stat.S_IMODE(node.stat().st_mode)
+    node.chmod(0)
+    try:
+        yield
+    finally:
+        node.chmod(mode)
+
+
+def test_a_device_that_the_container_sees_and_may_not_open_is_named(
+    devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network_of(devices[0])
+    containers_without(monkeypatch, [CAP_DAC_OVERRIDE])
+    with closed(devices[0]), members(RdmaMember("a", devices[:1])) as (a,):
+        until("it was tried", lambda: reason(a) not in ("", "rdma_looking"))
+        (device,) = a.rdma.snapshot().devices
+        assert (device.name, device.state, device.reason) == (devices[0], "failed", "rdma_device_denied")
+        assert (a.rdma.snapshot().in_use, reason(a)) == ("TCP", "rdma_device_denied")
 
 
 @contextmanager
