@@ -20,15 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import earlier
+
 from cluster.provider import REPOSITORY, Provided, load_image, named, prepared
 
 AGENT_IMAGE = "registry.example/kvpool/agent:0.1.0"
 EARLIER_IMAGE = "registry.example/kvpool/agent:earlier"
 OPERATOR_IMAGE = "registry.example/kvpool/operator:0.1.0"
 ENGINE_IMAGE = "docker.io/vllm/vllm-openai:v0.32.0"
-# What the earlier agent is made of: a commit that speaks a version in common with this one on every protocol, between
-# agents, with the controller, with the engine's client, and of the configuration.
-EARLIER_COMMIT = "b0ffe60"
 IN_CLEAR = {"transport": {"tls": {"mode": "Disabled"}}}
 STANDIN = ("python3", "/standin/standin_pod.py")
 SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -103,13 +102,7 @@ def _ours(work: Path, part: str) -> dict[str, _Layer]:
         return {OPERATOR_IMAGE: _layer(work / "operator.tar", installed, INSTALLED)}
     layers = {AGENT_IMAGE: _layer(work / "agent.tar", installed, INSTALLED)}
     # the earlier agent has the libraries of this one
-    command = ["git", "-C", str(REPOSITORY), "archive", EARLIER_COMMIT, "agent"]
-    done = subprocess.run(command, capture_output=True)
-    assert done.returncode == 0, f"the earlier agent needs the history of the repository: {done.stderr.decode()}"
-    earlier = work / "earlier"
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as found:
-        found.extractall(earlier, filter="data")
-    for package in (earlier / "agent").iterdir():
+    for package in earlier.unpack(work / "earlier").iterdir():
         shutil.rmtree(installed / package.name)
         package.rename(installed / package.name)
     return layers | {EARLIER_IMAGE: _layer(work / "earlier.tar", installed, INSTALLED)}
