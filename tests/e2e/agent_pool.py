@@ -30,6 +30,7 @@ import sys
 if "kvpool_agent.worker" in sys.orig_argv:
     from kvpool_agent.peer import dial
     dial.HANDSHAKE_SECONDS = 30.0  # which others take from here when they are imported
+    dial.Dialer.handshake.__defaults__ = (30.0,)
     from kvpool_agent.directory import locate
     locate.LOCATE_SECONDS = 30.0
 """

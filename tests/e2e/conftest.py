@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from agent_pool import AgentPool
-from local_member import LocalMember
+from local_member import LocalMember, patient
 from some_members import Come
 from tenant_keys import keyring
 
@@ -28,8 +28,9 @@ def pool_in_clear(tmp_path: Path) -> Iterator[AgentPool]:
 
 
 @pytest.fixture
-def come(tmp_path: Path) -> Iterator[Come]:
+def come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Come]:
     """Starts a member by name; keys: those of its cache namespaces."""
+    patient(monkeypatch)
     (tmp_path / "members").touch()
     made: list[LocalMember] = []
 

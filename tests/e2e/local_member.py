@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from replica import wait_for
 
 from kvpool_agent.account import Account
+from kvpool_agent.directory import locate
+from kvpool_agent.directory import members as view
 from kvpool_agent.directory.breakers import Breakers
 from kvpool_agent.directory.entries import Entries
 from kvpool_agent.directory.homes import Homes
@@ -29,6 +32,7 @@ from kvpool_agent.flows.replicate import Replicator
 from kvpool_agent.flows.request import Request
 from kvpool_agent.flows.takeover import TakeOver
 from kvpool_agent.keyring import Keyring
+from kvpool_agent.peer import dial
 from kvpool_agent.peer.dial import Dialer, Identity
 from kvpool_agent.peer.entitlement import Entitlement
 from kvpool_agent.peer.serve import PeerServer
@@ -221,6 +225,14 @@ class LocalMember:
 def lacking(keys: Sequence[bytes]) -> Request:
     """A request of a model with full attention alone, whose engine holds none of these blocks."""
     return Request([Blocks(Group(0, FULL, 0, 1), [True] * len(keys))], [keys], NO_LIMIT)
+
+
+def patient(patch: pytest.MonkeyPatch) -> None:
+    """Members wait long for each other from now on: a busy machine makes nobody silent."""
+    for module in (dial, view):
+        patch.setattr(module, "HANDSHAKE_SECONDS", WAIT)
+    patch.setattr(dial.Dialer.handshake, "__defaults__", (WAIT,))
+    patch.setattr(locate, "LOCATE_SECONDS", WAIT)
 
 
 def until(what: str, holds: Callable[[], object]) -> None:

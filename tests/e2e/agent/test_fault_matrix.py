@@ -81,6 +81,7 @@ def seen(node: Node, peer: BadPeer, **fields: object) -> Peer:
 def test_a_peer_that_misbehaves_costs_its_blocks_and_no_more(request: pytest.FixtureRequest, fault: Fault) -> None:
     asker, bad = request.getfixturevalue("impatient" if fault.reason == "deadline" else "patient")
     list_members(asker, bad)
+    bad.answers.clear()  # of a test that has failed
     tokens, later = (bad.knows(f"{fault.name}-{n}", BLOCKS) for n in range(2))
     bad.answers[fault.at] = fault.answer
     seen(asker, bad, live=True)
@@ -95,7 +96,8 @@ def test_a_peer_that_misbehaves_costs_its_blocks_and_no_more(request: pytest.Fix
     assert after.transfers.get("demand_out") is None
     if fault.at is frames.Fetch:  # a lookup's silence ends with the ping's, and this count with it
         peer = seen(asker, bad)
-        assert (peer.breaker, peer.failures) == fault.breaker
+        state = "open" if peer.breaker == "half_open" else peer.breaker  # whose pause is over
+        assert (state, peer.failures) == fault.breaker
 
     # what is kept is right, whoever sent it: the engine has nothing and takes all from the arena
     fetches = bad.fetches

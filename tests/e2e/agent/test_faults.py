@@ -19,7 +19,7 @@ def test_what_came_before_a_source_died_in_the_middle_is_kept_and_the_rest_is_co
     b = pool.node("b", **arena).start().attach(row_bytes=row, rows=4 * blocks)
     for attempt in range(8):
         a.engine.serve(prompt(f"p{attempt}", blocks))
-        b.until_sees(a)
+        b.until_sees(a).until_knows(prompt(f"p{attempt}", blocks))
         before = b.status().transfers
         had = before["demand_in"].blocks if "demand_in" in before else 0
         served: list[Served] = []

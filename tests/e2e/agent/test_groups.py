@@ -135,9 +135,10 @@ def test_blocks_of_one_window_that_are_nowhere_shorten_the_boundary_and_nothing_
 
 def test_windows_alone_are_shared_too(attach: Callable[..., list[Side]]) -> None:
     a, b = attach(HYBRID[:1])
-    a.node.engine.serve(prompt("windows", BLOCKS))
+    tokens = prompt("windows", BLOCKS)
+    a.node.engine.serve(tokens)
     a.until_stored(BLOCKS)
-    assert b.node.engine.serve(prompt("windows", BLOCKS)).computed == 0
+    assert b.node.until_knows(tokens).engine.serve(tokens).computed == 0
     assert b.came() == (WINDOW_BLOCKS, WINDOW_BLOCKS * ROW)
     b.until("heard of it", lambda side: side.hits() == (0, 0, BLOCKS))
     assert b.misses() == {}

@@ -82,7 +82,7 @@ def test_an_arena_under_pressure_keeps_its_limit_and_the_latest_prompts(pool: Ag
         arena = a.until(f"prompt {i}", lambda s, i=i: s.transfers["store_in"].blocks == 8 * (i + 1)).arena
         assert arena.used_bytes <= arena.limit_bytes == limit
         assert (arena.blocks, arena.evicted_blocks) == (min(8 * (i + 1), slots), max(0, 8 * (i + 1) - slots))
-    b.until_sees(a)
+    b.until_sees(a).until_knows(prompt("p4", 8))  # a full arena looks as it did before the last prompt
     assert b.engine.serve(prompt("p4", 8)) == Served(pool=8)
     assert b.engine.serve(prompt("p3", 8)) == Served(pool=8)
     assert b.engine.serve(prompt("p0", 8)) == Served(computed=8)

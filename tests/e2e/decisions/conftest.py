@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local_member import LocalMember, until_known
+from local_member import LocalMember, patient, until_known
 
 from kvpool_agent.directory import members as view
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LocalMember]]:
+    patient(monkeypatch)
     monkeypatch.setattr(view, "REFRESH_SECONDS", 0.05)
     seeds = tmp_path / "members"
     seeds.write_text("")

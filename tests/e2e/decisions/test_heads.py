@@ -1,18 +1,35 @@
 """A prompt that no member can know is answered at once, and none that a member holds is taken for one."""
 
-from agent_pool import AgentPool, Node
+from pathlib import Path
+
+from agent_pool import PATIENT, AgentPool, Node
 from replica import wait_for
 from standin_engine import HYBRID, Served, prompt
 
 BLOCKS = 6
 PROMPTS = 8
-# what others publish is heard with every ping alone, and that is sent every three seconds
-SLOW = "from kvpool_agent.directory import members\nmembers.HEADS_SECONDS, members.REFRESH_SECONDS = 9.0, 3.0\n"
+# what others publish is not heard while the file is there
+DEAF = (
+    PATIENT
+    + """
+import os, time
+from kvpool_agent.store import heads
+told = heads.Union.told
+def late(self, of, what):
+    while ":" in of and os.path.exists({path!r}):
+        time.sleep(0.01)
+    told(self, of, what)
+heads.Union.told = late
+"""
+)
 OLD = "from kvpool_agent.peer import frames\nframes.VERSIONS = (2, 1)\n"
 ASKED = ("plans", "lookups", "lookup_calls", "lookup_bytes")
 
 
 def in_force(*nodes: Node) -> None:
+    """With all of them: while one of them is new to another, there may be more to ask."""
+    for node in nodes:
+        node.until_sees(*(other for other in nodes if other is not node))
     for node in nodes:
         node.until("the filter is in force", lambda s: s.directory.head_filter)
         wait_for("told", lambda node=node: node.engine.side.heads.number, 20, 0.002)
@@ -58,21 +75,21 @@ def test_with_windows_too(pool: AgentPool) -> None:
     assert serve(b, "unknown")[0].pool == BLOCKS
 
 
-def test_what_a_member_publishes_is_hidden_for_no_longer_than_it_takes_to_tell_it(pool: AgentPool) -> None:
-    a, b = pool.joined("a"), pool.node("b").patched(SLOW).start().attach()
+def test_what_a_member_publishes_is_hidden_for_no_longer_than_it_takes_to_tell_it(
+    pool: AgentPool, tmp_path: Path
+) -> None:
+    deaf = tmp_path / "deaf"
+    a, b = pool.joined("a"), pool.node("b").patched(DEAF.format(path=str(deaf))).start().attach()
     in_force(a, b)
     names = [f"p{n}" for n in range(PROMPTS)]
-    told = b.engine.side.heads.number
-    a.engine.serve(prompt("tick", BLOCKS))
-    wait_for("a word of a", lambda: b.engine.side.heads.number > told, 20, 0.002)
-    told = b.engine.side.heads.number
+    deaf.touch()
     for name in names:
         assert a.engine.serve(prompt(name, BLOCKS)) == Served(computed=BLOCKS)
-    a.until_blocks((1 + PROMPTS) * BLOCKS)
-    assert b.engine.side.heads.number == told, "the time between two words is over"
+    a.until_blocks(PROMPTS * BLOCKS)
     # asked for in the time before a's word: as many as are asked for
     assert [serve(b, name) for name in names[:3]] == [(Served(computed=BLOCKS), 0)] * 3
-    b.until_sees(a)
+    deaf.unlink()
+    b.until_knows(*(prompt(name, BLOCKS) for name in names[3:]))
     # and after it: none
     assert [b.engine.serve(prompt(name, BLOCKS)) for name in names[3:]] == [Served(pool=BLOCKS)] * (PROMPTS - 3)
     assert b.status().misses == {"never_published": 3 * BLOCKS}

@@ -132,13 +132,15 @@ def test_every_query_of_the_dashboard_returns_data_of_a_pool_that_serves(lively:
         assert offered == {("team-a", "chat")}
 
         def planned(server: Prometheus) -> dict[str, Any] | None:
-            """Once what was loaded since the first look at b has been looked at, too."""
+            """Once what was loaded since the first look at b has been looked at, too, and has spared more than it took:
+            a machine that was busy for a while has to make up for that."""
             go_on()
             found = plan(server)
-            return found if found["farHitRate"] > NOTABLE and found["readBytesPerSecond"]["mean"] else None
+            known = found["farHitRate"] > NOTABLE and found["readBytesPerSecond"]["mean"]
+            return found if known and [each["verdict"] for each in found["verdicts"]] == ["share"] else None
 
-        told = server.until("the plan knows of loads", planned)
-        assert (told["members"], [each["verdict"] for each in told["verdicts"]]) == (3, ["share"])
+        told = server.until("the plan knows of loads and says to share", planned)
+        assert told["members"] == 3
         assert told["newcomers"]["hotSetBytes"] == lively.hot * lively.a.engine.row_bytes
         assert read_pool(told["pool"]).metadata.name == "chat"
         server.until("every alert is evaluated", lambda server: set(server.rules().values()) == {"ok"})

@@ -60,6 +60,8 @@ def test_from_four_members_to_two_under_load_the_next_requests_hit_as_before(poo
         logs = [end(c), end(d)]
         for node in (a, b):
             node.until("they are gone", lambda status: sum(peer.live for peer in status.peers) == 1)
+            if hands_over:  # to whom, the leavers alone know
+                node.until_knows(*(hot(owner, number) for owner in range(4) for number in range(PROMPTS)))
     assert {one.pool for load in (at_a, at_b) for one in load.served} == {BLOCKS}
     after = rate([a, b])
     print(f"hit rate of {4 * PROMPTS} requests with 4 members {before:.3f}, of the next with 2 {after:.3f}")
