@@ -9,6 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,6 +30,29 @@ def p99(values: Sequence[float]) -> float:
 def quantile(values: Sequence[float], part: float) -> float:
     """The value that this part of them lies below."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of a quantile of two series, and between what 95 of 100 such ratios lie when their values are drawn anew."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def quantile_ratio(above: Sequence[float], below: Sequence[float], part: float, draws: int = 1000) -> Ratio:
+    """How far a quantile of one series lies above that of another one, and how sure that is."""
+    chance = random.Random(1)
+
+    def drawn(values: Sequence[float]) -> float:
+        return quantile(chance.choices(values, k=len(values)), part)
+
+    ratios = [drawn(above) / drawn(below) for _ in range(draws)]
+    return Ratio(quantile(above, part) / quantile(below, part), quantile(ratios, 0.025), quantile(ratios, 0.975))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:

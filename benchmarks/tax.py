@@ -22,15 +22,12 @@ they wait for each other: an engine's CPU seconds hold some of that waiting.
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import shlex
 import statistics
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +38,7 @@ sys.path.insert(0, str(REPOSITORY / "examples" / "demo"))
 import rounds  # noqa: E402
 import step_clock  # noqa: E402
 from replica import Pool, Replica, Tools  # noqa: E402
+from servers import core_sets, on_cores, stream  # noqa: E402
 
 ARMS = ("bare", "bare too", "joined")
 WARM_UP = 2
@@ -82,40 +80,13 @@ class Prompts:
         return [(n * 7919 + i * 104_729 + n * i) % 40_000 + 100 for i in range(length)]
 
 
-@contextlib.contextmanager
-def on_cores(cores: set[int]) -> Iterator[None]:
-    """What is started meanwhile runs on these cores only."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def stream(replica: Replica, prompt: list[int], tokens: int) -> list[float]:
-    """Seconds from the request to each of its tokens."""
-    body = {
-        "model": "smol", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-    }  # fmt: skip
-    request = urllib.request.Request(
-        f"{replica.engine_url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    started, stamps = time.monotonic(), []
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                stamps.append(time.monotonic() - started)
-    return stamps
-
-
 def ask(replica: Replica, prompts: Prompts, load: Load, series: Series) -> None:
     """One arm's turn of a round."""
     assert replica.engine_process is not None
     wanted = [prompts.next(load.prompt_tokens) for _ in range(load.together)]
     used, started = cpu_seconds(replica.engine_process.pid), time.monotonic()
     with ThreadPoolExecutor(load.together) as threads:
-        answers = list(threads.map(lambda prompt: stream(replica, prompt, load.answer_tokens), wanted))
+        answers = list(threads.map(lambda prompt: stream(replica, prompt, load.answer_tokens).stamps, wanted))
     series.total.append(time.monotonic() - started)
     series.cpu.append((cpu_seconds(replica.engine_process.pid) - used) / load.together)
     for stamps in answers:
@@ -257,11 +228,7 @@ def main() -> None:
         raise SystemExit("tax.py: --engine-python and --model go together.")
     if options.quick:
         options.starts, options.rounds = 1, 3
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise SystemExit("tax.py needs two cores: one for the engines, one for the agent and the load generator.")
-    engine_cores, other_cores = set(cores[:-1]), {cores[-1]}
-    os.sched_setaffinity(0, other_cores)  # the load generator
+    cores = core_sets("tax.py")
     load = Load(options.prompt_tokens, options.answer_tokens, options.together)
     tools = Tools(options.engine_python, options.model) if options.model else Tools.prepared()
     all_series, agent = {arm: Series() for arm in ARMS}, Series()
@@ -275,7 +242,7 @@ def main() -> None:
             arguments = tuple(shlex.split(options.engine_arguments))
             pool = Pool(tools, Path(folder), dtype=options.dtype, executor=EXECUTOR, engine_arguments=arguments)
             try:
-                one_start(pool, load, options.rounds, (engine_cores, other_cores), all_series, agent)
+                one_start(pool, load, options.rounds, cores, all_series, agent)
             finally:
                 pool.stop()
     show(all_series, agent)

@@ -51,3 +51,10 @@ def test_every_way_runs_once_a_round_and_the_first_rounds_warm_up() -> None:
     assert [sorted(calls[i : i + 2]) for i in range(0, 16, 2)] == [["a", "b"]] * 8
     assert len({tuple(calls[i : i + 2]) for i in range(0, 16, 2)}) == 2, "the order never changed"
     assert sorted(found["a"] + found["b"]) == [float(i) for i in range(5, 17)]
+
+
+def test_a_ratio_of_quantiles_is_told_with_how_sure_it_is() -> None:
+    assert str(rounds.quantile_ratio([4.0] * 9, [2.0] * 9, 0.5)) == "2.00 (2.00 to 2.00)"
+    same = [1.0] * 50 + [3.0] * 50
+    found = rounds.quantile_ratio(same, same, 0.5)
+    assert (found.low, found.middle, found.high) == (1 / 3, 1.0, 3.0)
