@@ -2,8 +2,8 @@
 
 It joins as a real engine does, by what the injector gave to its container: the client on its PYTHONPATH, and one
 variable with the engine port. Without them it is a bare engine: it answers, and computes everything. `/health` and
-`/metrics` are on port 8000, and a completion is answered with the counts of `Served`. Told to end, it serves for some
-seconds more, until its Service has noticed. Options that it doesn't know are an engine's.
+`/metrics` are on port 8000, and a completion is answered with the counts of `Served`. Told to end, it serves until its
+Service has noticed: as long as requests come. Options that it doesn't know are an engine's.
 """
 
 import argparse
@@ -17,12 +17,25 @@ from standin_http import serve_http
 
 PORT = 8000
 BLOCK_TOKENS = 4
-LINGER_SECONDS = 3.0
+LINGER_SECONDS, LONGEST_LINGER = 3.0, 12.0  # the longest is within the pod's grace period
 
 
-def compute(body: dict[str, Any]) -> dict[str, Any]:
-    """A completion without kvpool."""
-    return {"computed": len(body["prompt"]) // BLOCK_TOKENS, "host": 0, "pool": 0, "equal": True}
+class Bare:
+    """Completions without kvpool."""
+
+    requests = 0
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.requests += 1
+        return {"computed": len(body["prompt"]) // BLOCK_TOKENS, "host": 0, "pool": 0, "equal": True}
+
+
+def linger(engine: Any) -> None:
+    """Until nobody has asked the engine anything for a while."""
+    until, before = time.monotonic() + LONGEST_LINGER, -1
+    while before != engine.requests and time.monotonic() < until:
+        before = engine.requests
+        time.sleep(LINGER_SECONDS)
 
 
 def main() -> None:
@@ -49,13 +62,14 @@ def main() -> None:
             probe=True,
         ).start()
         end.wait()
-        time.sleep(LINGER_SECONDS)
+        linger(engine)
         engine.close()
     else:
-        server = serve_http(("0.0.0.0", PORT), lambda: "", compute)
+        bare = Bare()
+        server = serve_http(("0.0.0.0", PORT), lambda: "", bare.complete)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         end.wait()
-        time.sleep(LINGER_SECONDS)
+        linger(bare)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kvpool_operator.controller.permissions import RULES
 
 ACCOUNT = "kvpool-controller"
 POLL_SECONDS = 1.0
+ANSWER_SECONDS = 10
 LOOPBACK = "127.0.0.1"
 
 
@@ -150,7 +152,7 @@ class Controller:
         assert self._process
         self._process.terminate()
         try:
-            return self._process.wait(20)
+            return self._process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -160,17 +162,19 @@ class Controller:
         return self._process is not None and self._process.poll() is None
 
     def healthy(self) -> bool:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.liveness_port}/healthz", timeout=2) as answer:
+        url = f"http://{LOOPBACK}:{self.liveness_port}/healthz"
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
 
     def metric(self, sample: str) -> float:
         """Value of a sample, written as in the exposition; 0 where it has none yet."""
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=2) as answer:
+        url = f"http://{LOOPBACK}:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} ")), 0.0)
 
     def page(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.page_port}/{path}", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.page_port}/{path}", timeout=ANSWER_SECONDS) as answer:
             return str(answer.read().decode())
 
     def writes(self) -> float:
@@ -184,7 +188,19 @@ class Controller:
     def wait_passes(self, count: int) -> None:
         """Until `count` whole passes more have gone well."""
         before = wait_for("the controller's metrics", lambda: self.passes() + 1, 30) - 1
-        wait_for(f"{count} passes", lambda: self.passes() >= before + count + 1, 30)
+        wait_for(f"{count} passes", lambda: self.passes() >= before + count + 1, 60)
+
+    def wait_quiet(self, count: int, state: Callable[[], object]) -> None:
+        """Until `count` whole passes have gone by without a write, and with the same `state` at their end."""
+
+        def look() -> bool:
+            before = state(), self.writes()
+            self.wait_passes(count)
+            if (after := (state(), self.writes())) != before:
+                raise ValueError((before, after))
+            return True
+
+        wait_for(f"{count} passes that write nothing", look, 60)
 
 
 def _free_port() -> int:

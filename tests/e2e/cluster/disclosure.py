@@ -2,7 +2,10 @@
 listens."""
 
 import base64
+import http.client
 from collections.abc import Iterator
+
+from kubernetes import client
 
 from cluster.chart import CONTROLLER, NAMESPACE, WEBHOOK, Chart
 from cluster.kube import Kube
@@ -13,7 +16,9 @@ from kvpool_contract.names import WORKER_PORT
 PAGE_PORT = 8082
 METRICS = {CONTROLLER: 8081, WEBHOOK: 8080}
 OBJECTS = "pods,events,configmaps,services,endpointslices,replicasets,deployments,leases,kvcachepools"
-LISTENS, LOOPBACK = "0A", {"0100007F", "00000000000000000000000001000000"}  # as /proc/net/tcp has them
+# as /proc/net has them; a datagram socket that is connected, as a resolver's is, takes nothing but its answers
+LISTENS, TAKES_ANY = "0A", "07"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
 def private(kube: Kube) -> dict[str, bytes]:
@@ -44,7 +49,12 @@ def shown(chart: Chart, home: StandIns) -> dict[str, bytes]:
     for kube in (chart, home):
         for pod, container in _containers(kube):
             log = kube.core.read_namespaced_pod_log
-            text = log(pod, kube.namespace, container=container, _preload_content=False).data
+            try:
+                text = log(pod, kube.namespace, container=container, _preload_content=False).data
+            except client.ApiException as error:
+                if error.status != http.client.NOT_FOUND:
+                    raise
+                continue  # one that was ending is gone by now, and its log with it
             found[f"log {kube.namespace}/{pod}/{container}"] = bytes(text)
         found[f"objects {kube.namespace}"] = kube.kubectl("get", OBJECTS, "-o", "json").stdout.encode()
     registered = "mutatingwebhookconfigurations,validatingadmissionpolicies,customresourcedefinitions"
@@ -91,6 +101,6 @@ def listening(kube: Kube, pod: str, container: str) -> dict[str, set[int]]:
     for row in rows.splitlines():
         table, _, local, _, state, *_ = row.split()
         address, _, port = local.partition(":")
-        if table.startswith("/proc/net/udp") or state == LISTENS:
+        if state == (TAKES_ANY if table.startswith("/proc/net/udp") else LISTENS):
             ports["loopback" if address in LOOPBACK else "open"].add(int(port, 16))
     return ports

@@ -30,6 +30,7 @@ WORK_DIR = "/engine"
 LIBRARY_DIR, SYSTEM_LIBRARY = "/engine-libraries", "libnuma.so.1"  # what the CPU build needs besides its own
 START_SECONDS = 420  # of one engine on two busy cores
 REQUEST_SECONDS = 120
+ANSWER_SECONDS = 20  # of a status or metrics: of a busy node, and by way of the API server
 
 POOL = {
     "apiVersion": "kvpool.io/v1alpha1",
@@ -140,7 +141,7 @@ class Member:
     kube: Kube
 
     def get(self, port: int, path: str) -> bytes:
-        connection = http.client.HTTPConnection(self.pod.address, port, timeout=10)
+        connection = http.client.HTTPConnection(self.pod.address, port, timeout=ANSWER_SECONDS)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -155,7 +156,7 @@ class Member:
 
     def status(self) -> AgentStatus:
         settings = self.kube.core.api_client.configuration
-        return decode_status(forward.get(settings, self.kube.namespace, self.pod.name, "/status", 10))
+        return decode_status(forward.get(settings, self.kube.namespace, self.pod.name, "/status", ANSWER_SECONDS))
 
     def metric(self, name: str, port: int = PORT, **labels: str) -> float:
         """Sum over the label sets that have `labels` of what the engine tells, or who else listens at the port."""
@@ -191,7 +192,7 @@ class Member:
             seen = [peer.blocks for peer in self.status().peers if peer.member == holder.pod.uid and peer.live]
             return held >= blocks and seen == [held]
 
-        wait_for(f"{self.pod.name} sees {blocks} blocks at {holder.pod.name}", look, 30)
+        wait_for(f"{self.pod.name} sees {blocks} blocks at {holder.pod.name}", look, 60)
 
     def wait_for_heads(self, holder: "Member") -> None:
         """Until this member's agent knows the beginnings of as many chains as `holder` does: before, its engine may
@@ -201,7 +202,7 @@ class Member:
             known, told = self.status().directory, holder.status().directory
             return not (known.head_filter and told.head_filter) or known.heads == told.heads
 
-        wait_for(f"{self.pod.name} knows what {holder.pod.name} has told", look, 30)
+        wait_for(f"{self.pod.name} knows what {holder.pod.name} has told", look, 60)
 
 
 def complete(host: str, port: int, prompt: list[int]) -> str:

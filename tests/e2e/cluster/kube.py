@@ -60,14 +60,19 @@ class Kube:
         return done
 
     def install_crd(self) -> None:
-        """The pool's definition, established."""
+        """The pool's definition, served: which is a moment after it is established."""
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(REPOSITORY / "crds"))
         self.kubectl("wait", "--for=condition=Established", "crd/kvcachepools.kvpool.io", "--timeout=30s")
+        wait_for("pools are served", lambda: self.custom.list_namespaced_custom_object(*self._pools), 30)
+
+    @property
+    def _pools(self) -> tuple[str, str, str, str]:
+        return (*POOLS[:2], self.namespace, POOLS[2])
 
     def create_pool(self, document: dict[str, Any], **options: Any) -> dict[str, Any]:
         """The pool as the API server takes it; raises ApiException. Unknown fields are refused, as kubectl has it."""
         created: dict[str, Any] = self.custom.create_namespaced_custom_object(
-            *POOLS[:2], self.namespace, POOLS[2], document, field_validation="Strict", **options
+            *self._pools, document, field_validation="Strict", **options
         )
         return created
 

@@ -86,7 +86,7 @@ class HostedMember:
     def stop_agent(self) -> None:
         if self._agent is not None:
             self._agent.terminate()
-            self._agent.wait(20)
+            self._agent.wait(60)
             self._agent = None
 
     def stop(self) -> None:

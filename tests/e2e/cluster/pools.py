@@ -5,7 +5,7 @@ from typing import Any
 
 from kubernetes.client import ApiException
 
-from cluster.kube import POOLS, Kube, wait_for
+from cluster.kube import Kube, wait_for
 
 SECONDS = 60.0
 NAME, OBJECTS = "shop", "shop-kvpool"
@@ -27,10 +27,6 @@ class Pools(Kube):
     def clear(self) -> None:
         self.kubectl("delete", "kvp,configmaps,services,pods", "--all", "--grace-period=0", "--force")
         wait_for("no pool left", lambda: not self.custom.list_namespaced_custom_object(*self._pools)["items"], SECONDS)
-
-    @property
-    def _pools(self) -> tuple[str, str, str, str]:
-        return (*POOLS[:2], self.namespace, POOLS[2])
 
     def create(self, name: str = NAME, **spec: Any) -> dict[str, Any]:
         """In clear where nothing else is said: agents of this machine have no tokens."""

@@ -11,12 +11,12 @@ from standin_engine import prompt
 
 from cluster.engines import Member
 from cluster.images import ENGINE_IMAGE, STANDIN
-from cluster.kube import AGENT, POOLS, Kube, wait_for
+from cluster.kube import AGENT, Kube, wait_for
 from cluster.provider import Provided
 
 NAME, SELECTOR = "chat", "app=chat"
 PORT = 8000
-READY_SECONDS = 180
+READY_SECONDS = 240
 SMALL = {
     "engine": {"hostPool": {"size": "2Mi"}},
     "tiers": {"memory": {"size": "32Mi"}},
@@ -46,7 +46,7 @@ def wait_known(member: Member, tokens: list[int]) -> None:
     """Until its engine does not take the prompt for one that nobody knows: its agent tells it a moment after it has
     learnt of it itself, which on a busy machine is later than the next request."""
     asked = {"prompt": tokens, "known": True}
-    wait_for("the prompt is known", lambda: _post(member.pod.address, PORT, asked)["known"], 30, 0.05)
+    wait_for("the prompt is known", lambda: _post(member.pod.address, PORT, asked)["known"], 60, 0.05)
 
 
 def wait_can_load(member: Member, tokens: list[int]) -> None:
@@ -78,13 +78,23 @@ TOLERATIONS = [
 ]
 
 
+OVER_NODES = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "nodeTaintsPolicy": "Honor",  # of nodes that are left
+    "labelSelector": {"matchLabels": {"app": NAME}},
+}
+
+
 def deployment(
     replicas: int = 2,
     model: str = "m",
     annotations: dict[str, str] | None = None,
     tolerations: Sequence[dict[str, Any]] = TOLERATIONS,
+    spread: bool = False,
 ) -> dict[str, Any]:
-    """As a user writes it, with the label."""
+    """As a user writes it, with the label. spread: over all nodes that take pods."""
     engine = {
         "name": "engine",
         "image": ENGINE_IMAGE,
@@ -104,6 +114,7 @@ def deployment(
             "terminationGracePeriodSeconds": 20,
             "containers": [engine],
             "tolerations": list(tolerations),
+            "topologySpreadConstraints": [OVER_NODES] if spread else [],
         },
     }
     return {
@@ -183,13 +194,13 @@ class StandIns(Kube):
         wait_probed([first, *others], "alone", "same")
         tokens = prompt(name, blocks)
         assert ask(first.pod.address, tokens) == Served(computed=blocks)
-        wait_for("its blocks", lambda: first.status().arena.blocks >= blocks, 30)
+        wait_for("its blocks", lambda: first.status().arena.blocks >= blocks, 60)
         for other in others:
             other.wait_for_blocks(first, first.status().arena.blocks)
             wait_known(other, tokens)
             assert ask(other.pod.address, tokens) == Served(pool=blocks)
         for member in self.members():
-            wait_for("the account", lambda m=member: sum_blocks(m) >= blocks, 30)
+            wait_for("the account", lambda m=member: sum_blocks(m) >= blocks, 60)
         return tokens
 
     def set_pool(self, spec: dict[str, Any]) -> None:
@@ -205,7 +216,7 @@ class StandIns(Kube):
                 return told
             raise ValueError(told)
 
-        return wait_for(f"{kind} {reason}", look, 120)
+        return wait_for(f"{kind} {reason}", look, READY_SECONDS)
 
     def condition(self, kind: str) -> dict[str, Any]:
         """As the pool's status has it now; empty where it has none."""
@@ -213,7 +224,7 @@ class StandIns(Kube):
         return next((c for c in found if c["type"] == kind), {})
 
     def pool_status(self) -> dict[str, Any]:
-        found = self.custom.get_namespaced_custom_object(*POOLS[:2], self.namespace, POOLS[2], NAME)
+        found = self.custom.get_namespaced_custom_object(*self._pools, NAME)
         status: dict[str, Any] = found.get("status", {})
         return status
 
@@ -226,7 +237,7 @@ class StandIns(Kube):
                 return status
             raise ValueError(status)
 
-        return wait_for(f"{wanted}", look, 60)
+        return wait_for(f"{wanted}", look, READY_SECONDS)
 
     def containers(self) -> dict[str, list[str]]:
         """Names of the init containers of each living pod: empty where it is bare."""
@@ -257,9 +268,10 @@ class StandIns(Kube):
 
 def share(holder: Member, others: Sequence[Member], name: str, blocks: int) -> list[int]:
     """A prompt that one computes and all others load from it, to the byte."""
+    wait_probed([holder, *others], "alone", "same")
     tokens, held = prompt(name, blocks), holder.told_blocks()
     assert ask(holder.pod.address, tokens) == Served(computed=blocks)
-    wait_for("its blocks", lambda: holder.told_blocks() >= held + blocks, 30)
+    wait_for("its blocks", lambda: holder.told_blocks() >= held + blocks, 60)
     for other in others:
         other.wait_for_blocks(holder, held + blocks)
         wait_known(other, tokens)

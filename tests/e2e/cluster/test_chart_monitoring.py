@@ -43,6 +43,14 @@ def apply(kube: Kube, documents: str) -> subprocess.CompletedProcess[str]:
     return kube.kubectl(*strict, stdin=documents, check=False)
 
 
+def taken_by(kube: Kube, documents: str) -> list[str]:
+    """Names of the documents, once each is of a kind that the API server knows."""
+    done = apply(kube, documents)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return done.stdout.split()
+
+
 def test_monitors_and_alerts_are_taken_by_the_api_server(kube: Kube) -> None:
     assert [d for d in rendered(kube) if d["apiVersion"].startswith(MONITORING)] == []
     alert = dict.fromkeys(("alert", "expr", "for"), TEXT) | dict.fromkeys(("labels", "annotations"), TEXTS)
@@ -71,7 +79,7 @@ def test_monitors_and_alerts_are_taken_by_the_api_server(kube: Kube) -> None:
             for each in made:
                 each["metadata"]["namespace"] = "default"
             documents = yaml.safe_dump_all(made)
-            taken = wait_for("the definitions", lambda documents=documents: apply(kube, documents).stdout.split(), 60)
+            taken = wait_for("both definitions", lambda documents=documents: taken_by(kube, documents), 60)
             assert sorted(taken) == sorted(
                 [
                     f"podmonitor.{MONITORING}/kvpool",

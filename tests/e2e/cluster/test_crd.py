@@ -123,7 +123,5 @@ def test_it_is_explained_and_printed(served: Kube) -> None:
         assert sentence in explained
     served.create_pool(GOOD)
 
-    def printed() -> list[str]:
-        return served.kubectl("get", "kvp").stdout.split("\n")
-
-    assert wait_for("the pool", printed, 10)[0].split() == ["NAME", "PHASE", "READY", "WARM", "HIT", "AGE"]
+    printed = served.kubectl("get", "kvp").stdout.splitlines()
+    assert printed[0].split() == ["NAME", "PHASE", "READY", "WARM", "HIT", "AGE"]

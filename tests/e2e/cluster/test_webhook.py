@@ -221,9 +221,9 @@ def test_an_unreachable_api_server_leaves_the_last_known_pools(kube: Kube, webho
         assert webhook.metric("api_faults") > faults
         assert webhook.get("/readyz") == "ok\n"
         create_pool(kube, pool("other", TEAM))
+        pools = webhook.metric("pools")
     finally:
         webhook.door.open()
-    pools = webhook.metric("pools")
     wait_for("the new pool is known", lambda: webhook.metric("pools") == pools + 1, 60)
     assert is_joined(created(kube, unknown))
 

@@ -32,9 +32,9 @@ def load(members: list[Member], blocks: int) -> Iterator[Loads]:
         tokens = prompt(f"load-{number}", blocks)
         stored = _stored(source) + blocks
         assert ask(source.pod.address, tokens) == Served(computed=blocks)
-        wait_for("it is stored", lambda: _stored(source) >= stored, 30, 0.05)
+        wait_for("it is stored", lambda: _stored(source) >= stored, 60, 0.05)
         held = source.status().arena.blocks
-        wait_for("it is known", lambda: _seen(sink, source) >= held, 30, 0.05)
+        wait_for("it is known", lambda: _seen(sink, source) >= held, 60, 0.05)
         wait_known(sink, tokens)
         before = sink.status().misses
         if (served := ask(sink.pod.address, tokens)) == Served(pool=blocks):

@@ -125,7 +125,7 @@ class Webhook:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            assert self._process.wait(20) == 0, self.log()
+            assert self._process.wait(60) == 0, self.log()
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:
@@ -150,7 +150,7 @@ class Webhook:
         return (self.folder / "webhook.log").read_text()
 
     def get(self, path: str) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", self.status_port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.status_port, timeout=20)
         try:
             connection.request("GET", path)
             return connection.getresponse().read().decode()

@@ -66,11 +66,15 @@ def test_members_get_their_certificates_from_the_signer_and_share_over_tls_alone
     assert told["certificatesExpire"] == first_end.strftime("%Y-%m-%dT%H:00:00Z")
     described = lasting.kubectl("describe", "kvp", "chat").stdout
     assert f"Certificates Expire: {told['certificatesExpire']}" in " ".join(described.split())
+
     # whoever has no certificate of the pool's is not answered, whatever it says first
-    refused = first.status().counters.get("tls_refused_peer_no_certificate", 0)
+    def refusals_so_far() -> int:
+        return first.status().counters.get("tls_refused_peer_no_certificate", 0)
+
+    refused = refusals_so_far()
     assert answered(first.pod.address, stranger()) == b""
     assert answered(first.pod.address, None) == b""
-    wait_for("the refusal", lambda: first.status().counters["tls_refused_peer_no_certificate"] == refused + 1, 10)
+    wait_for("the refusal", lambda: refusals_so_far() == refused + 1, 30)
 
 
 def stranger() -> ssl.SSLContext:

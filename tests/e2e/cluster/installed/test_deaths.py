@@ -9,6 +9,7 @@ from cluster.standins import NAME, SMALL, Served, StandIns, ask, wait_can_load
 
 BLOCKS = 8
 POOLS = 6
+GONE_SECONDS = 120  # a grace period, and what a busy kubelet takes to see that containers have ended
 LEAVES_NODES_ALONE = "the nodes of a named cluster are its owner's"
 
 
@@ -70,7 +71,7 @@ def test_pods_that_are_deleted_are_gone_soon_and_their_successors_warm(standins:
         assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS), how
         wait_can_load(new, tokens)
         assert ask(new.pod.address, tokens) == Served(pool=BLOCKS), how
-        wait_for("the deleted pod is gone", lambda: not terminating(standins), 30)
+        wait_for("the deleted pod is gone", lambda: not terminating(standins), GONE_SECONDS)
         standins.wait_status(phase="Ready", ready="2/2", warm=f"{min(turn, 2)}/2")
         members = [new, kept]  # the next victim is the other one
 
@@ -93,14 +94,14 @@ def test_a_drained_node_gives_its_pods_to_another_one_and_they_warm(chart: Chart
     if len(moved) == 1:  # else nobody was left to warm from
         (new,) = (m for m in members if m.pod.name not in on)
         assert (new.status().state, new.status().warm.loaded_blocks) == ("Ready(warm)", BLOCKS)
-    wait_for("nothing sticks", lambda: not terminating(standins), 30)
+    wait_for("nothing sticks", lambda: not terminating(standins), GONE_SECONDS)
     standins.wait_status(phase="Ready", ready="2/2")
 
 
 def test_a_node_that_dies_takes_its_pods_along_and_the_pool_heals(
     chart: Chart, standins: StandIns, lost_node: str
 ) -> None:
-    standins.create(3)
+    standins.create(3, spread=True)
     tokens = standins.heat("hot", BLOCKS)
     on = {pod.name: node for pod, node in nodes(standins)}
     lost = {name for name, node in on.items() if node == lost_node}
@@ -119,7 +120,7 @@ def test_a_node_that_dies_takes_its_pods_along_and_the_pool_heals(
     standins.wait_status(phase="Ready", ready="3/3")
     # nobody confirms the end of a dead node's pods; as ever in Kubernetes, a person has to
     standins.kubectl("delete", "pods", "--grace-period=0", "--force", *lost, "--ignore-not-found")
-    wait_for("nothing sticks", lambda: not terminating(standins), 30)
+    wait_for("nothing sticks", lambda: not terminating(standins), GONE_SECONDS)
 
 
 def nodes(home: StandIns) -> "list[tuple[object, str]]":

@@ -28,17 +28,11 @@ def ready_event(member: Member) -> float:
 def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
     first, second = engines.grow_to(2)[:2]
     wait_probed([first, second], "alone", "same")
-    hot = prompt(1, TOKENS)
     assert whole_blocks(TOKENS) == 896
 
     # A prefix that one replica has computed is loaded by the other, whole blocks and not a token more.
-    answer = first.complete(hot)
-    wait_for("the first replica's blocks", lambda: first.status().arena.blocks >= BLOCKS, 30)
-    second.wait_for_blocks(first, BLOCKS)
-    second.wait_for_heads(first)
-    before, hits = second.pool_tokens(), second.status().hits.shared_blocks
-    assert second.complete(hot) == answer
-    assert second.pool_tokens() - before == 896
+    hits = second.status().hits.shared_blocks
+    hot, answer = share(first, second, [prompt(seed, TOKENS) for seed in range(1, 5)])
     wait_for("the second agent's account", lambda: second.status().hits.shared_blocks == hits + BLOCKS, 30)
     wait_for("the second agent's copy of the engine's count", lambda: second.status().engine_tokens.pool == 896, 30)
 
@@ -73,6 +67,8 @@ def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
     assert min(at for at, ready in history if ready) >= ready_at
 
     # What it was warmed with serves: the hot prompt comes from its own agent, computed by others.
+    wait_probed([third], "alone", "same")
+    third.wait_for_heads(first)
     before = third.pool_tokens()
     assert third.complete(hot) == answer
     assert third.pool_tokens() - before == 896
@@ -81,6 +77,23 @@ def test_shared_and_warm_join(kube: Kube, engines: Engines) -> None:
                              str(kube.provided.kubeconfig)))  # fmt: skip
     assert {row["member"] for row in rows} == {pod.name for pod in kube.pods(SELECTOR)}
     assert {row["status"]["format"] for row in rows} == {status.format}
+
+
+def share(first: Member, second: Member, prompts: list[list[int]]) -> tuple[list[int], str]:
+    """One of these prompts, which one replica has computed and the other has loaded, and its answer. An engine is told
+    of a prompt a moment after its agent has learnt of it: one that was asked for before is computed, and the next one
+    is tried."""
+    for tokens in prompts:
+        held, before = first.status().arena.blocks, second.pool_tokens()
+        answer = first.complete(tokens)
+        wait_for("the first replica's blocks", lambda n=held: first.status().arena.blocks >= n + BLOCKS, 30)
+        second.wait_for_blocks(first, held + BLOCKS)
+        second.wait_for_heads(first)
+        assert second.complete(tokens) == answer
+        if loaded := second.pool_tokens() - before:
+            assert loaded == whole_blocks(TOKENS)
+            return tokens, answer
+    raise AssertionError(f"of {len(prompts)} prompts the other replica has loaded none")
 
 
 def wait_until_ready_without_serving(member: Member) -> None:
@@ -107,7 +120,7 @@ def test_a_worker_that_is_killed_three_times_is_a_miss_and_no_outage(kube: Kube,
     assert whole_blocks(SHORT_TOKENS) == 640
 
     with EndpointWatch(kube, NAME) as endpoints:
-        wait_for("the victim's endpoint", lambda: endpoints.history(victim.pod.name), 10)
+        wait_for("the victim's endpoint", lambda: endpoints.history(victim.pod.name), 60)
         for turn in range(3):
             kill_and_share_again(victim, other, prompt(100 + turn, SHORT_TOKENS))
         history = endpoints.history(victim.pod.name)

@@ -17,7 +17,7 @@ def replace_agent(standins: StandIns, member: Member, image: str) -> None:
         new = standins.agent_restarts(member.pod.name) == restarts + 1 and status.incarnation != incarnation
         return new and status.attached and status.state == "Ready(warm)"
 
-    wait_for(f"{member.pod.name} with {image}, and its engine", back, 90)
+    wait_for(f"{member.pod.name} with {image}, and its engine", back, 180)
 
 
 def images(members: list[Member], *found: str) -> dict[str, str]:
