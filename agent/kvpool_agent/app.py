@@ -22,6 +22,7 @@ from kvpool_agent.flows.announce import Announcer
 from kvpool_agent.flows.answer import OwnBlocks, OwnDirectory
 from kvpool_agent.flows.attach import EngineHandler, Hooks
 from kvpool_agent.flows.beyond import Beyond
+from kvpool_agent.flows.calibrate import Calibration
 from kvpool_agent.flows.canary import CanaryFlow
 from kvpool_agent.flows.certify import Certification
 from kvpool_agent.flows.custody import Custody
@@ -33,6 +34,7 @@ from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.orphans import OrphanCheck
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.flows.reading import Reading
+from kvpool_agent.flows.ready import ReadyFlow
 from kvpool_agent.flows.recover import RecoveryFlow
 from kvpool_agent.flows.requests import RequestNames
 from kvpool_agent.flows.store import StoreFlow
@@ -76,8 +78,8 @@ class Agent:
         self._identity = Identity(config.pool, place.member, secrets.token_hex(8), place.template)
         self._account = Account()
         last = (place.last_beat.state, place.last_beat.reason)
-        self._readiness = Readiness(limits(config.readiness), time.monotonic(), latched=place.latched, last=last)
-        self._readiness_lock = threading.Lock()
+        readiness = Readiness(limits(config.readiness), time.monotonic(), latched=place.latched, last=last)
+        self._ready = ReadyFlow(readiness, self._account)
         # a predecessor's leases, given before it died, are over two seconds from now at the latest
         writable_at = time.monotonic() + LEASE_SECONDS if place.restarted else 0.0
         self._keyring = Keyring(config, place.cache_namespaces)
@@ -124,7 +126,7 @@ class Agent:
             self._live, self._members, self._dialer, self._fetcher, self._breakers, self._account,
             lambda: self._slabs.all[1:],
         )  # fmt: skip
-        self._warming = False
+        self._warming = threading.Lock()  # kept by the first attach
         self._early: EarlyWarmup | None = None
         # in a pod that was ready the engine is there and attaches again by itself
         if place.template and not place.latched and not place.last_beat.disproved:
@@ -136,7 +138,7 @@ class Agent:
             self._account.count("warm_discarded_bytes", place.last_beat.discarded)
             self._account.event("warm_discarded", format=self._disproved, bytes=place.last_beat.discarded)
         reading, policy = Reading(self._account, self._purposes), config.publication.policy
-        state, proved = (lambda: self._readiness.state), self._format_is_proved
+        state, proved = (lambda: self._ready.state), self._format_is_proved
         self._source = OwnBlocks(self._identity, self._slabs, reading, state, self._probe, proved, self._rdma, policy)
         directory = OwnDirectory(self._identity, self._slabs, self._source, self._entries, self._members)
         parts = (self._slabs, self._members, self._dialer, self._fetcher, self._account)
@@ -157,7 +159,12 @@ class Agent:
         healthy, probed = (lambda: self._engine.healthy), (lambda: self._probe.snapshot().blocks)
         self._declarations = Declarations(self._slabs, self._live, healthy, probed)
         self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._beyond.disk.heads})
-        hooks = Hooks(self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave)
+        costs = self._fetcher.costs
+        self._calibration = Calibration(config.engine.port, self._probe, costs, self._ready, self._account)
+        hooks = Hooks(
+            self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave,
+            self._calibration.requested,
+        )  # fmt: skip
         self._handler = EngineHandler(
             self._slabs, memory, self._lookup, self._store, self._account, self._probe, self._canary, hooks
         )
@@ -195,12 +202,7 @@ class Agent:
         ]
         try:
             while not self._stopping.is_set():
-                with self._readiness_lock:
-                    before = self._readiness.ready
-                    self._readiness.tick(time.monotonic(), self._warmup.progress.block_at)
-                    now_ready = self._readiness.ready
-                if now_ready and not before:
-                    self._note_ready()
+                self._ready.tick(self._warmup.progress.block_at)
                 self._beat(self._state_now())
                 try:
                     await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
@@ -223,7 +225,7 @@ class Agent:
 
     async def _leave(self) -> None:
         if self._custody.leaves():
-            self._change(lambda readiness: readiness.leave())
+            self._ready.change(lambda readiness: readiness.leave())
             await asyncio.to_thread(self._custody.hand_over)
         await asyncio.to_thread(self._beyond.leave, self._configuration.config.drain.maxSeconds)
 
@@ -252,8 +254,8 @@ class Agent:
             self._account.event("paused" if config.paused else "unpaused")
         self._lookup.paused = self._store.paused = config.paused
         self._beyond.pause(config.paused)
-        self._change(lambda readiness: readiness.limit(limits(config.readiness)))
-        self._change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
+        self._ready.change(lambda readiness: readiness.limit(limits(config.readiness)))
+        self._ready.change(lambda readiness: readiness.pause(config.paused, time.monotonic()))
 
     def _live(self) -> AgentConfig:
         return self._configuration.config
@@ -264,39 +266,25 @@ class Agent:
 
     # -- what happens to the state -------------------------------------------------------------------
 
-    def _change(self, change: Callable[[Readiness], None]) -> None:
-        with self._readiness_lock:
-            before = self._readiness.ready
-            change(self._readiness)
-            became_ready = self._readiness.ready and not before
-        if became_ready:
-            self._note_ready()
-
-    def _note_ready(self) -> None:
-        log.info("ready: %s %s", self._readiness.state, self._readiness.reason)
-        self._account.event("ready", state=self._readiness.state, reason=self._readiness.reason)
-
     def _state_now(self) -> Beat:
         slab = self._slabs.current
-        with self._readiness_lock:
-            readiness = self._readiness
-            blocks = len(slab.arena) if slab is not None else 0
-            engine, probe = self._probe.verdict()
-            found = (*readiness.lasting, blocks, engine, probe, self._disproved, self._discarded)
-            return Beat(readiness.ready, *found, self._configuration.config.drain.maxSeconds)
+        blocks = len(slab.arena) if slab is not None else 0
+        found = (*self._ready.lasting(), blocks, *self._probe.verdict(), self._disproved, self._discarded)
+        return Beat(*found, self._configuration.config.drain.maxSeconds)
 
     def _recover(self) -> None:
         blocks = self._recovery.run() if self._recovery is not None else 0
         if self._place.last_beat.blocks and not blocks:
-            self._change(lambda readiness: readiness.arena_lost())
+            self._ready.change(lambda readiness: readiness.arena_lost())
 
     def _engine_healthy(self) -> None:
-        self._change(lambda readiness: readiness.engine_healthy(time.monotonic()))
+        self._ready.change(lambda readiness: readiness.engine_healthy(time.monotonic()))
 
     def _attached(self, slab: Slab) -> None:
-        self._change(lambda readiness: readiness.attached(time.monotonic()))
-        with self._readiness_lock:
-            first, self._warming = not self._warming, True
+        self._ready.change(lambda readiness: readiness.attached(time.monotonic()))
+        first = self._warming.acquire(blocking=False)
+        if first:
+            self._calibration.begin(self._live())
         if first and not (self._early is not None and self._early.attached(slab, self._warmed)):
             self._certification.when_certified(
                 lambda since: self._warmup.start(slab, self._warmed, lambda: since),
@@ -306,13 +294,13 @@ class Agent:
     def _warmed(self, reason: str) -> None:
         if self._probe.withdrawn:
             return  # the hot set is of no use to an engine that is refused
-        self._change(lambda readiness: readiness.warmed(reason, time.monotonic()))
+        self._ready.change(lambda readiness: readiness.warmed(reason, time.monotonic()))
 
     def _bare(self, reason: str) -> None:
         # where another engine is served, its warm-up goes on
         if self._early is not None and (reason in OF_THE_ATTACHED or not self._handler.sessions):
             self._early.stop()
-        self._change(lambda readiness: readiness.bare(reason, time.monotonic()))
+        self._ready.change(lambda readiness: readiness.bare(reason, time.monotonic()))
 
     def _other_format(self) -> None:
         log.info("an engine of another format has come; the worker starts anew for it")
@@ -330,7 +318,7 @@ class Agent:
             known.forget(address)
 
     def _as_home(self) -> tuple[str, str] | None:
-        ready = self._readiness.ready
+        ready = self._ready.ready
         return (self._identity.member, self._identity.incarnation) if ready else None
 
     def _misses_differ(self, others: bool) -> bool:
@@ -359,15 +347,15 @@ class Agent:
             pool=self._identity.pool,
             member=self._identity.member,
             incarnation=self._identity.incarnation,
-            state=self._readiness.state,
-            reason=self._readiness.reason,
+            state=self._ready.state,
+            reason=self._ready.reason,
             attached=self._handler.sessions > 0,
             attaches=self._handler.attaches,
             engine_healthy=self._engine.healthy,
             format=self._own_format(),
             format_fields=slab.fields if slab is not None else {},
             arena=spaces.arena(self._slabs),
-            warm=self._warmup.progress.snapshot(self._readiness.added_seconds),
+            warm=self._warmup.progress.snapshot(self._ready.added_seconds),
             hits=self._account.hits,
             engine_tokens=self._engine.tokens,
             transfers=self._account.transfers,
@@ -393,4 +381,5 @@ class Agent:
             reuse=spaces.reuse(self._slabs),
             declared=self._declarations.snapshot(),
             canary=self._canary.snapshot(),
+            calibrated=self._calibration.snapshot(),
         )

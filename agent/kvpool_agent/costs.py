@@ -116,6 +116,11 @@ class Costs:
                 self._install.add(shares.size, timing.install, now)
             self._weigh(timing, shares, now)
 
+    def calibrated(self, tokens: int, seconds: float) -> None:
+        """The engine has computed a prompt of so many tokens that nobody asked for, in so long."""
+        with self._lock:
+            self._recompute.measured(0, tokens, seconds, self._clock())
+
     def _weigh(self, timing: Timing, shares: Shares, now: float) -> None:
         loaded = shares.end - shares.start
         kind = kind_of(held=timing.held, loaded=loaded, shared=shares.shared, tried=timing.tried)

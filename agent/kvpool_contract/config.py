@@ -83,12 +83,13 @@ class Loading:
     """`mode`: Measured (what takes longer than computing it, times `margin`, is computed), Always (load whatever can be
     had) or Never. `deadlineSeconds`: from a request's lookup to the moment when what has come is used and the rest
     computed. `maxBytesPerSecond`: what this agent takes in for requests, and what it gives to those of others; 0: no
-    bound."""
+    bound. `calibrationSeconds`: for so long at most a new engine is asked what computing costs; 0: it is not."""
 
     mode: Literal["Measured", "Always", "Never"] = "Measured"
     margin: float = DEFAULT_MARGIN
     deadlineSeconds: float = 10.0  # noqa: N815
     maxBytesPerSecond: int = 0  # noqa: N815
+    calibrationSeconds: float = 0.0  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +308,7 @@ def _check(config: AgentConfig) -> None:
     at_least("loading.deadlineSeconds", config.loading.deadlineSeconds, 0.05)
     at_least("loading.margin", config.loading.margin, 1)
     at_least("loading.maxBytesPerSecond", config.loading.maxBytesPerSecond, 0)
+    at_least("loading.calibrationSeconds", config.loading.calibrationSeconds, 0)
     at_least("drain.maxSeconds", config.drain.maxSeconds, 0)
     at_least("drain.maxBytesPerSecond", config.drain.maxBytesPerSecond, 1)
     at_least("replication.maxBytesPerSecond", config.replication.maxBytesPerSecond, 0)

@@ -137,6 +137,11 @@ _TABLE = (
         "Write advise into /sys/kernel/mm/transparent_hugepage/shmem_enabled on the node, or set "
         "tiers.memory.hugePages to false.",
     ),
+    Reason(
+        "calibration_no_answer",
+        "The engine gave no answer by which to learn, before its first request, what computing costs it.",
+        "Let it serve /v1/completions on engine.port without a key on the loopback address; its requests tell it, too.",
+    ),
     Reason("arena_too_small", "The arena holds fewer than 8 blocks of this format.", "Raise tiers.memory.size."),
     Reason(
         "other_format",

@@ -11,6 +11,7 @@ import msgspec
 from kvpool_contract.arena_status import Arena as Arena
 from kvpool_contract.arena_status import Capacity as Capacity
 from kvpool_contract.arena_status import HugePages as HugePages
+from kvpool_contract.calibration import Calibrated
 from kvpool_contract.canary import Canary
 from kvpool_contract.external import STORE
 
@@ -232,7 +233,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 class Recompute(msgspec.Struct, frozen=True):
     """What computing costs the engine, in seconds: start + linear x n + pairs x n x (held + n / 2) for n tokens after
     `held` that its cache has, times a factor that is `p50` for the usual request and `p95` for the slow one. Fitted to
-    `count` requests, the longest of which computed `longest` tokens."""
+    `count` requests, a calibration's among them, the longest of which computed `longest` tokens."""
 
     start: float = 0.0
     linear: float = 0.0
@@ -348,6 +349,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     reuse: dict[str, Reuse] = {}
     declared: Declared = Declared()
     canary: Canary = Canary()
+    calibrated: Calibrated = Calibrated()
 
 
 class StatusError(ValueError):

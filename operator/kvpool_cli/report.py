@@ -82,6 +82,7 @@ def _notes(answer: Answer) -> Iterator[str]:
             _of_certificate,
             _of_probe,
             _of_canary,
+            _of_calibration,
             _of_arena,
             _of_reuse,
             _of_near_identical,
@@ -133,6 +134,12 @@ def _of_canary(status: AgentStatus) -> Iterator[str]:
         yield f"{explain('canary_differs')} ({', '.join(canary.distrusted)})"
     elif canary.state == "not_run":
         yield f"{explain('canary_not_run')} ({canary.detail})"
+
+
+def _of_calibration(status: AgentStatus) -> Iterator[str]:
+    """An engine of which nobody could learn before its first request what computing costs."""
+    if status.calibrated.ended_by == "no_answer":
+        yield f"{explain('calibration_no_answer')} ({status.calibrated.detail})"
 
 
 def _of_arena(status: AgentStatus) -> Iterator[str]:

@@ -156,6 +156,7 @@ BAD_POOLS = [
     _wrong("readiness.attachGraceSeconds", 86401, "expected `float` <= 86400.0", "less than or equal to 86400"),
     _wrong("loading.margin", 0.5, "expected `float` >= 1.0", "should be greater than or equal to 1"),
     _wrong("loading.deadlineSeconds", 0.01, "expected `float` >= 0.05", "should be greater than or equal to 0.05"),
+    _wrong("loading.calibrationSeconds", -1, "expected `float` >= 0.0", "should be greater than or equal to 0"),
     _wrong("loading.deadlineSeconds", 3601, "expected `float` <= 3600.0", "should be less than or equal to 3600"),
     BadPool(
         "spec.tiers.disk",

@@ -187,7 +187,7 @@ class _Flows:
 
     def __init__(self) -> None:
         self.account = Account()
-        self.lookup = self.store = self.probe = self.canary = self
+        self.lookup = self.store = self.probe = self.canary = self.hooks = self
         self.slabs = _Slabs()
 
     def submit(self, slab: Any, *rest: Any) -> None:
@@ -211,6 +211,9 @@ class _Flows:
 
     def refuses(self, engine: str) -> bool:
         return False
+
+    def requested(self) -> None:
+        """Somebody asks."""
 
     def wants(self, *_: Any) -> int:
         return 4

@@ -71,13 +71,15 @@ class StandInEngine:
         layout: Callable[[bytes], bytes] = bytes,
         token_seconds: float = 0.0,
         fields: Mapping[str, Any] = NO_FIELDS,
+        before_completion: Callable[[Mapping[str, Any]], object] = lambda _body: None,
     ) -> None:
         """probe: whether it has the HTTP endpoint that completes a prompt, as a real engine has. layout: how its rows
-        differ from those of other engines of the same format. token_seconds: what computing a token takes; 0: no time,
-        and none is told. fields: of its format, beyond the usual ones."""
+        differ from those of others of its format. token_seconds: what computing a token takes; 0: no time, and none is
+        told. fields: of its format, beyond the usual ones. before_completion: gets each that comes over HTTP."""
         self.token_seconds = token_seconds
         self.groups = groups
         self._probe, self._layout, self._serving = probe, layout, threading.RLock()
+        self._before_completion = before_completion
         self.row_bytes, self.rows = row_bytes, rows
         self._file = os.memfd_create("standin-host-pool", os.MFD_CLOEXEC)
         os.ftruncate(self._file, rows * row_bytes)
@@ -175,6 +177,7 @@ class StandInEngine:
         asked = body["prompt"], body.get("cache_salt", ""), body.get("kv_transfer_params")
         if not self._probe:
             return None
+        self._before_completion(body)
         with self._serving:
             said = asdict(self._serve([asked])[0])
             if body.get("logprobs"):

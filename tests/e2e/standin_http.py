@@ -12,10 +12,12 @@ def token_ids(text: str) -> list[int]:
 
 
 def serve_http(
-    address: tuple[str, int], metrics: Callable[[], str], complete: Callable[[dict[str, Any]], dict[str, Any] | None]
+    address: tuple[str, int],
+    metrics: Callable[[], str],
+    complete: Callable[[dict[str, Any]], dict[str, Any] | int | None],
 ) -> ThreadingHTTPServer:
-    """A server that the caller runs; port 0 takes a free one. complete: what it says of this body; None where it
-    completes nothing."""
+    """A server that the caller runs; port 0 takes a free one. complete: what it says of this body, or the status by
+    which it refuses; None where it completes nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,11 +29,11 @@ def serve_http(
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = complete(body) if self.path == "/v1/completions" else None
+            said: dict[str, Any] | int | None = complete(body) if self.path == "/v1/completions" else None
             if self.path == "/tokenize":
                 said = {"tokens": token_ids(body["prompt"])}
-            text = "" if said is None else json.dumps(said)
-            self.send_response(404 if said is None else 200)
+            text = json.dumps(said) if isinstance(said, dict) else ""
+            self.send_response(200 if isinstance(said, dict) else said or 404)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())

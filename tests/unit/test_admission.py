@@ -170,6 +170,17 @@ def test_what_is_slower_than_computing_is_refused_by_name_and_a_try_costs_nobody
     assert made.account.counters == {"plans": 1, "loads_refused": 1, "loads_tried": 1}
 
 
+@pytest.mark.parametrize(("prompts", "expected"), [(0, (BLOCKS, {})), (8, (0, {"too_slow": BLOCKS}))])
+def test_of_an_engine_that_was_calibrated_the_first_request_is_decided_by_what_is_measured(
+    planner: Make, prompts: int, expected: tuple[int, dict[str, int]]
+) -> None:
+    made = planner(Members({"a": ALL}, a=0.0))
+    for n in range(prompts):
+        made.costs.calibrated(n + 1, (n + 1) * 0.1)
+    made.path_costs("a", 0.2)  # 1.6 s for the chain, twice of what computing takes
+    assert made.plan() == expected
+
+
 def test_tries_are_bounded_in_rate_and_end_the_refusal_when_the_source_is_fast_again(planner: Make) -> None:
     made = planner(Members({"a": ALL}, a=0.0))
     made.computing_costs(8.0)

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from kvpool_cli.main import main
 from kvpool_cli.members import Answer
 from kvpool_cli.report import as_table
+from kvpool_contract.calibration import Calibrated
 from kvpool_contract.canary import Canary
 from kvpool_contract.reasons import explain
 from kvpool_contract.status import (
@@ -311,6 +312,7 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
             [explain("probe_mismatch"), "a: probe_mismatch (beside b, layer 3)"],
         ),
         ({"arena": Arena(huge_pages=HugePages(True, 0, "huge_pages_off"))}, [f"a: {explain('huge_pages_off')}"]),
+        ({"calibrated": Calibrated(0, 0.0, "no_answer", "it")}, [f"a: {explain('calibration_no_answer')} (it)"]),
         (
             {"canary": Canary("not_run", "the engine's port answered 401")},
             [f"a: {explain('canary_not_run')} (the engine's port answered 401)"],
@@ -351,9 +353,8 @@ PROBLEM = "configuration field paused: Expected `bool`, got `str`; correct it in
                 "them what differs there",
             ],
         ),
-        ({"disk": Disk("ready", "", 1024, 512, 10, 2)}, []),
+        ({"disk": Disk("ready", "", 1024, 512, 10, 2), "store": Store("Valkey", "ready")}, []),
         ({"disk": Disk("degraded", "disk_slow")}, [f"a: the disk tier is degraded: {explain('disk_slow')}"]),
-        ({"store": Store("Valkey", "ready")}, []),
         ({"declared": Declared(2, 2, 40)}, ["a: of 2 declared prefixes 2 are known, as 40 blocks"]),
         (
             {"declared": Declared(2, 1, 20, "no_tokenizer", "it wants a key")},

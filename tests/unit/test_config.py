@@ -105,6 +105,7 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
         ({"publication": {"maxDepthTokens": -1}}, "publication.maxDepthTokens: -1 is below 0; raise it"),
         ({"replication": {"maxBytesPerSecond": -1}}, "replication.maxBytesPerSecond: -1 is below 0; raise it"),
         ({"canary": {"intervalSeconds": -1}}, "canary.intervalSeconds: -1.0 is below 0; raise it"),
+        ({"loading": {"calibrationSeconds": -1}}, "loading.calibrationSeconds: -1.0 is below 0; raise it"),
         ({"drain": {"maxSeconds": -1}}, "drain.maxSeconds: -1.0 is below 0; raise it"),
         ({"drain": {"maxBytesPerSecond": 0}}, "drain.maxBytesPerSecond: 0 is below 1; raise it"),
         ({"loading": {"margin": 0.5}}, "loading.margin: 0.5 is below 1; raise it"),

@@ -48,6 +48,14 @@ def bare(r: Readiness) -> None:
     r.bare("no_shm_room", 6.0)
 
 
+def held(r: Readiness) -> None:
+    r.hold()
+
+
+def let_go(r: Readiness) -> None:
+    r.let_go(60.0)
+
+
 @pytest.mark.parametrize(
     ("events", "state", "reason"),
     [
@@ -78,12 +86,27 @@ def bare(r: Readiness) -> None:
         ((attached, warm, bare, attached), WARM, ""),
         ((attached, warm, late, bare, attached), WARM, ""),
         ((attached, warm, refused, attached), DEGRADED, "nothing_to_warm"),
+        ((held, attached, warm), WARMING, ""),
+        ((held, attached, warm, let_go), WARM, ""),
+        ((held, attached, cold, let_go), DEGRADED, "nothing_to_warm"),
+        ((held, attached, let_go), WARMING, ""),
+        ((held, attached, let_go, warm), WARM, ""),
+        # the deadline of the warm-up is that of both
+        ((held, attached, warm, late), WARM, ""),
+        ((held, attached, late), DEGRADED, "warm_deadline"),
+        ((held, attached, late, let_go), DEGRADED, "warm_deadline"),
+        ((held, attached, bare, warm, let_go), DEGRADED, "no_shm_room"),
+        ((held, attached, warm, bare, attached), WARM, ""),
     ],
 )
 def test_every_way_through_the_states(events: tuple[Callable[[Readiness], None], ...], state: str, reason: str) -> None:
     readiness = after(*events)
     assert state_of(readiness) == (state, reason)
     assert readiness.ready is (state in (WARM, DEGRADED))
+
+
+def test_one_that_was_held_back_is_ready_from_when_it_was_let_go() -> None:
+    assert after(held, attached, warm, let_go).ready_at == 60.0
 
 
 def test_the_clocks_begin_with_the_first_attach_and_the_first_health() -> None:

@@ -41,18 +41,20 @@ MAX_ROW_BYTES = 1 << 30
 MAX_PLAN_LEASES = 1024
 MAX_PROBE_BLOCKS = 8
 NO_KEY = b""
+OF_REQUESTS = ("lookup", "store", "finished")  # verbs; of the agent's own requests the probe alone stores
 
 
 @dataclass(frozen=True)
 class Hooks:
     """What the application wants to know: an attach with its slab, the reason of a refusal or bare start, that an
-    engine of another format has come, and from when to when a client can be told of heads."""
+    engine of another format has come, from when to when a client can be told of heads, and that somebody asks."""
 
     attached: Callable[[Slab], None]
     bare: Callable[[str], None]
     other_format: Callable[[], None]
     began: Callable[[Port], None] = lambda _port: None
     ended: Callable[[Port], None] = lambda _port: None
+    requested: Callable[[], None] = lambda: None
 
 
 class EngineHandler:
@@ -72,9 +74,8 @@ class EngineHandler:
         self.slabs = slabs
         self._memory = memory
         self.lookup, self.store = lookup, store
-        self.account = account
+        self.account, self.hooks = account, hooks
         self.probe, self.canary = probe, canary
-        self._hooks = hooks
         self._lock = threading.Lock()
         self._ports: set[Port] = set()
         self.sessions = 0
@@ -99,7 +100,7 @@ class EngineHandler:
         word = reason if reason in REASONS else "unknown"
         log.warning("the engine starts without the pool: %s: %s", word, detail)
         self.account.event("bare", reason=word)
-        self._hooks.bare(word)
+        self.hooks.bare(word)
 
     def attach(self, frame: wire.Frame, port: Port) -> "EngineSession":
         try:
@@ -108,7 +109,7 @@ class EngineHandler:
             log.warning("attach refused: %s %s", refusal.reason, refusal.detail)
             detail = {"detail": refusal.detail} if refusal.detail else {}
             self.account.event("attach_refused", reason=refusal.reason, **detail)
-            self._hooks.bare(refusal.reason)
+            self.hooks.bare(refusal.reason)
             raise
 
     def _attach(self, frame: wire.Frame, port: Port) -> "EngineSession":
@@ -183,27 +184,27 @@ class EngineHandler:
         finally:
             os.close(reader)
         if version >= wire.HEADS_VERSION:
-            self._hooks.began(port)
+            self.hooks.began(port)
         log.info("engine attached: format %s, %d rows of %d bytes", slab.fingerprint.hex(), rows, row_bytes)
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
         if self.slabs.asked_by_requests and not header.get("cache_namespaces"):
             self.account.event("one_cache_namespace")
         if reason := obstacle(groups):
-            self._hooks.bare(reason)
+            self.hooks.bare(reason)
         else:
             self.probe.attached(engine, slab, port.end, sum(group.whole for group in groups))
-            self._hooks.attached(slab)
+            self.hooks.attached(slab)
         pool = HostPool(mapping, rows, row_bytes)
         return EngineSession(self, slab, pool, hash_bytes, groups, port)
 
     def _make_way(self) -> NoReturn:
         """Starts the worker anew for this engine; the next one must not recover what this one holds."""
         self.slabs.wipe()
-        self._hooks.other_format()
+        self.hooks.other_format()
         raise Busy
 
     def session_ended(self, port: Port) -> None:
-        self._hooks.ended(port)
+        self.hooks.ended(port)
         with self._lock:
             self._ports.discard(port)
             self.sessions -= 1
@@ -233,6 +234,8 @@ class EngineSession:
     def frame(self, frame: wire.Frame) -> None:
         handler, header = self._handler, frame.header
         slab = handler.slabs.usable(str(header.get("namespace", "")))
+        if frame.verb in OF_REQUESTS and not header.get("probe"):
+            handler.hooks.requested()
         match frame.verb:
             case "lookup":
                 again = bool(header.get("again"))

@@ -186,6 +186,11 @@ class ProbeFlow:
         """Whether a lookup may wait for the verdict, or be refused by it; others: whether there is another member."""
         return self._state in (PENDING, MISMATCH) or (self._state == ALONE and others)
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what became of it; also of one that could not be run."""
+        return self._state in SETTLED
+
     def verdict(self) -> tuple[str, str]:
         """The engine and its state, for a worker after this one."""
         with self._changed:

@@ -54,7 +54,7 @@ class Readiness:
         self.latched = latched
         self._resumed = latched and self._reason != RESUMED
         self._paused = self._leaving = False
-        self._bare = False
+        self._bare = self._held = False
         # how the warm-up ended, None while that is not known
         self._warmed = self._reason if latched and self._reason in _WARM_UP_REASONS else None
         self.healthy_at: float | None = None
@@ -137,9 +137,19 @@ class Readiness:
             if not complete:
                 return
         self._warmed = reason
-        if self._bare:
+        if self._bare or (self._held and self._state == WARMING):
             return
         self._enter(DEGRADED if reason else WARM, reason, now)
+
+    def hold(self) -> None:
+        """The end of the warm-up makes nobody ready before `let_go`, or the deadline."""
+        self._held = True
+
+    def let_go(self, now: float) -> None:
+        """Ready, where the warm-up has ended meanwhile."""
+        self._held = False
+        if self._state == WARMING and self._warmed is not None:
+            self.warmed(self._warmed, now)
 
     def arena_lost(self) -> None:
         """A latched worker has recovered nothing although its predecessor held blocks."""
@@ -153,7 +163,9 @@ class Readiness:
             return
         if self._state == WARMING and self.attached_at is not None:
             if now >= limits.deadline(self.attached_at, block_at):
-                self._enter(DEGRADED, "warm_deadline", now)
+                self.let_go(now)
+                if self._state == WARMING:
+                    self._enter(DEGRADED, "warm_deadline", now)
         elif self._state == STARTING or (self._reason == RESUMED and self.attached_at is None):
             unattached = _passed(self.healthy_at, limits.attach_grace_seconds, now)
             if unattached or _passed(self._started_at, limits.start_seconds, now):

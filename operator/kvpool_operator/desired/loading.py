@@ -45,3 +45,15 @@ class Loading(Part, frozen=True):
             least=0,
         ),
     ] = Bytes(0)
+    calibration_seconds: Annotated[
+        float,
+        field(
+            "A new replica's engine computes eight prompts of up to 8191 tokens, and a token each, before the replica "
+            "turns ready: so Measured knows what computing costs from the first request on. That ends it, and it holds "
+            "the pod back this long at most after the engine's attach. The engine's own counters count these prompts. "
+            "0: none, so what computing costs is known after some requests.",
+            LIVE,
+            ge=0,
+            le=3600,
+        ),
+    ] = 0.0

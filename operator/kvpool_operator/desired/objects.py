@@ -89,6 +89,7 @@ def agent_config(pool: KVCachePool, generation: int = 0, trust: Trust | None = N
             margin=spec.loading.margin,
             deadlineSeconds=spec.loading.deadline_seconds,
             maxBytesPerSecond=int(spec.loading.max_bytes_per_second),
+            calibrationSeconds=spec.loading.calibration_seconds,
         ),
         drain=Drain(maxSeconds=spec.drain.max_seconds, maxBytesPerSecond=int(spec.drain.max_bytes_per_second)),
         replication=Replication(maxBytesPerSecond=int(spec.replication.max_bytes_per_second)),
