@@ -30,11 +30,13 @@ LOOK_SECONDS = 1.0
 
 class Space:
     """A cache namespace as this agent has it. `names`: the keys of block names, by epoch, that of now first; one that
-    is `keyed` has none until its file is there. `percent`: of the arena, 0 for the default one."""
+    is `keyed` has none until its file is there. `percent`: of the arena, 0 for the default one. `told_tokens`: others
+    are told of no block that ends deeper in its prompt; 0: to the depth that goes for all."""
 
     def __init__(self, described: CacheNamespace | None = None) -> None:
         self.name = described.name if described is not None else ""
         self.percent = described.memoryPercent if described is not None else 0
+        self.told_tokens = described.maxDepthTokens if described is not None else 0
         self.keyed = described is not None
         self.names: tuple[bytes, ...] = () if self.keyed else (b"",)
         self.files: tuple[bytes, ...] = ()  # the keys that its files are sealed under, in the same order

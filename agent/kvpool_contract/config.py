@@ -144,12 +144,13 @@ class Tls:
 class CacheNamespace:
     """A partition of the pool with a key of its own. `keyFile`: where the key is mounted, see kvpool_contract.tenants;
     `tenant`: what requests call it (empty: by its name). `memoryPercent`: its part of the arena; the first one has what
-    the others leave, and says 0."""
+    the others leave, and says 0. `maxDepthTokens`: as Publication's, in its place for this one; 0: that one."""
 
     name: str
     keyFile: str  # noqa: N815
     tenant: str = ""
     memoryPercent: int = 0  # noqa: N815
+    maxDepthTokens: int = 0  # noqa: N815
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +344,8 @@ def _check_tenants(config: AgentConfig) -> None:
             raise ConfigError(f"{path}.keyFile: it is empty; name the file that the key is mounted as")
         if not (1 <= space.memoryPercent <= 95 if i else space.memoryPercent == 0):
             raise ConfigError(f"{path}.memoryPercent: {space.memoryPercent}; use 0 for the first, 1 to 95 for others")
+        if space.maxDepthTokens < 0:
+            raise ConfigError(f"{path}.maxDepthTokens: {space.maxDepthTokens} is below 0; raise it")
     if sum(space.memoryPercent for space in spaces) > 95:
         raise ConfigError("configuration field cacheNamespaces: their memoryPercent is above 95 in all; lower it")
     if config.requestNamespace not in REQUEST_MODES:

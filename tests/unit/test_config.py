@@ -102,6 +102,10 @@ def test_unknown_fields_are_ignored_and_counted_by_their_paths() -> None:
             "declaredPrefixes: a token id is not among 0 to 2147483647; correct it",
         ),
         ({"declaredPrefixes": [{"tokenIds": [1] * 8193}] * 2}, f"declaredPrefixes: {TOO_LONG}"),
+        (
+            {"cacheNamespaces": [{"name": "a", "keyFile": "k", "maxDepthTokens": -1}]},
+            "cacheNamespaces[0].maxDepthTokens: -1 is below 0; raise it",
+        ),
         ({"publication": {"maxDepthTokens": -1}}, "publication.maxDepthTokens: -1 is below 0; raise it"),
         ({"replication": {"maxBytesPerSecond": -1}}, "replication.maxBytesPerSecond: -1 is below 0; raise it"),
         ({"canary": {"intervalSeconds": -1}}, "canary.intervalSeconds: -1.0 is below 0; raise it"),

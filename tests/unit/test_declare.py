@@ -333,6 +333,27 @@ def test_each_cache_namespace_has_the_prefixes_under_names_of_its_own_in_both_ep
     assert (acme.arena.may_tell(unsalted), public.arena.may_tell(of_acme)) == ([], [])
 
 
+@pytest.mark.parametrize(("of_all", "of_acme", "told"), [(2, 0, (2, 2)), (2, 3, (2, 3)), (0, 1, (4, 1))])
+def test_a_cache_namespace_has_a_depth_of_its_own_or_that_of_all(
+    tmp_path: Path, of_all: int, of_acme: int, told: tuple[int, int]
+) -> None:
+    (tmp_path / "key").write_bytes(base64.b64encode(b"k" * 32))
+    spaces = (
+        CacheNamespace(name="public", keyFile=str(tmp_path / "key")),
+        CacheNamespace(
+            name="acme", keyFile=str(tmp_path / "key"), memoryPercent=50, maxDepthTokens=of_acme * BLOCK_TOKENS
+        ),
+    )
+    config = dataclasses.replace(Agent(0).config, cacheNamespaces=spaces)
+    slabs = Slabs(ArenaMemory.anonymous(64 * SLOT), 0.0, Keyring(config), told_tokens=of_all * BLOCK_TOKENS)
+    slabs.open(format_fingerprint(FORMAT), FORMAT, SLOT)
+    for slab in slabs.all:
+        for name, parent in (("a", b""), ("b", key("a")), ("c", key("b")), ("d", key("c"))):
+            (slot,) = slab.arena.reserve(1, 0.0)
+            slab.arena.commit(key(name), parent, slot, bytes(16), foreign=False)
+    assert [len(slab.arena.keys(told=True)) for slab in slabs.all] == list(told)
+
+
 def test_with_another_policy_there_is_nothing_to_say() -> None:
     agent = Agent(0, policy="Always")
     agent.flow.start()

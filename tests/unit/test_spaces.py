@@ -28,6 +28,7 @@ SPEC: dict[str, Any] = {
             "podSelector": {"matchLabels": {"tier": "gold"}},
             "quota": {"memoryPercent": 20},
             "keySecretRef": {"name": "acme-key", "key": "kv"},
+            "publication": {"maxDepthTokens": 4096},
         },
         {"name": "umbrella", "podSelector": {}, "quota": {"memoryPercent": 10}},
     ],
@@ -72,10 +73,10 @@ def mounted(spec: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def test_agents_are_told_of_all_and_of_no_key() -> None:
     made = config_map(pool(), trust=Trust("cluster", "signer:443", "peers", "signers"))
     config = decode_config(made["data"]["agent.json"].encode()).config
-    assert [(s.name, s.keyFile, s.tenant, s.memoryPercent) for s in config.cacheNamespaces] == [
-        ("public", "/kvpool/keys/public", "", 0),
-        ("acme", "/kvpool/keys/acme", "acme-inc", 20),
-        ("umbrella", "/kvpool/keys/umbrella", "", 10),
+    assert [(s.name, s.keyFile, s.tenant, s.memoryPercent, s.maxDepthTokens) for s in config.cacheNamespaces] == [
+        ("public", "/kvpool/keys/public", "", 0, 0),
+        ("acme", "/kvpool/keys/acme", "acme-inc", 20, 4096),
+        ("umbrella", "/kvpool/keys/umbrella", "", 10, 0),
     ]
     assert (config.requestNamespace, config.gatewayKeyFile) == ("Signed", "/kvpool/keys/gateway.key")
 

@@ -142,7 +142,8 @@ class Slabs:
         declared_alone: bool = False,
     ) -> None:
         """below: where what is used again is kept as well. told_tokens: others are told of no block that ends deeper
-        in its prompt; 0: of all. declared_alone: and of none that is not declared."""
+        in its prompt, but where its cache namespace says otherwise; 0: of all. declared_alone: and of none that is not
+        declared."""
         self._memory = memory
         self._keyring = keyring or Keyring()
         self._below = below
@@ -260,7 +261,7 @@ class Slabs:
                 unjudged=unjudged,
                 eviction=self._eviction,
                 owned_percent=self._owned_percent,
-                told_depth=_told_depth(fields, self._told_tokens),
+                told_depth=_told_depth(fields, space.told_tokens or self._told_tokens),
                 declared_alone=self._declared_alone,
             )
             first = (part.address - self._memory.address) // slot_bytes

@@ -49,6 +49,19 @@ class Quota(Part, frozen=True):
     ] = 0
 
 
+class SpacePublication(Part, frozen=True):
+    """What members tell each other of in a cache namespace, where that is another thing than in the pool."""
+
+    max_depth_tokens: Annotated[
+        int,
+        field(
+            "As publication.maxDepthTokens of the pool, in its place for this cache namespace. 0: as the pool says.",
+            ge=0,
+            le=2**31,
+        ),
+    ] = 0
+
+
 class CacheNamespace(Part, frozen=True):
     """A partition of the pool with a key of its own: what is stored in one is found in no other."""
 
@@ -63,6 +76,7 @@ class CacheNamespace(Part, frozen=True):
     ] = None
     key_secret_ref: KeySecretRef = msgspec.field(default_factory=KeySecretRef)
     quota: Quota = msgspec.field(default_factory=Quota)
+    publication: SpacePublication = msgspec.field(default_factory=SpacePublication)
 
 
 CacheNamespaces = Annotated[
@@ -154,6 +168,7 @@ def agent_spaces(spaces: Sequence[CacheNamespace]) -> tuple[AgentCacheNamespace,
             keyFile=f"{KEYS_FOLDER}/{space.name}",
             tenant=space.tenant,
             memoryPercent=space.quota.memory_percent,
+            maxDepthTokens=space.publication.max_depth_tokens,
         )
         for space in spaces
     )

@@ -89,11 +89,14 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
 
 def test_cache_namespaces_are_taken_and_their_defaults_are_filled_in(served: Kube) -> None:
     acme = {"name": "acme", "podSelector": {"matchLabels": {"tier": "gold"}}, "quota": {"memoryPercent": 20}}
+    filled_in = {
+        "tenant": "", "keySecretRef": {"name": "", "key": "key"}, "publication": {"maxDepthTokens": 0},
+    }  # fmt: skip
     spec = {"cacheNamespaces": [{"name": "public"}, acme], "requestNamespace": "Signed"}
     taken = served.create_pool(GOOD | {"spec": spec | {"gatewayKeySecretRef": {"name": "gateway"}}}, dry_run="All")
     assert taken["spec"]["cacheNamespaces"] == [
-        {"name": "public", "tenant": "", "keySecretRef": {"name": "", "key": "key"}, "quota": {"memoryPercent": 0}},
-        {**acme, "tenant": "", "keySecretRef": {"name": "", "key": "key"}},
+        {"name": "public", "quota": {"memoryPercent": 0}, **filled_in},
+        {**acme, **filled_in},
     ]
 
 
