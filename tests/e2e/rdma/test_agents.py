@@ -19,6 +19,13 @@ if "kvpool_agent.worker" in sys.orig_argv:
         for name in names:
             setattr(module, name, {PATIENCE} * getattr(module, name))
 """
+# a worker that is given little of the processor is not hung
+SLOW_WORKERS = f"""
+if "-c" in sys.orig_argv:  # the supervisor
+    from kvpool_agent import supervisor
+    supervisor.BEAT_SECONDS *= {PATIENCE}
+    supervisor.FIRST_BEAT_SECONDS *= {PATIENCE}
+"""
 
 
 @pytest.fixture(params=[False, True], ids=["in clear", "inside TLS"])
@@ -30,7 +37,7 @@ def pool(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[AgentPool]:
 
 def joined(pool: AgentPool, name: str, device: str) -> Node:
     rdma = {"devices": [device], "allowUnencrypted": True}
-    node = pool.node(name, transport={"type": "RDMA", "rdma": rdma}).patched(PATIENT + SLOW_DEVICES)
+    node = pool.node(name, transport={"type": "RDMA", "rdma": rdma}).patched(PATIENT + SLOW_DEVICES + SLOW_WORKERS)
     node.replica.agent_environment["PYTHONPATH"] = os.environ["PYTHONPATH"]  # where pyverbs is, too
     return node.start().attach()
 
