@@ -91,6 +91,19 @@ def until_told(replica: Replica) -> None:
     wait_for(f"{replica.name}'s engine knows of the chains", told, 20)
 
 
+def until_sees(replica: Replica, other: Replica) -> None:
+    """Waits until it knows the other one as it is now, and its engine of what that holds."""
+
+    def sees() -> bool:
+        now = other.status()
+        words = ("live", "incarnation", "format", "blocks")
+        expected = (True, now["incarnation"], now["format"], now["arena"]["blocks"])
+        return any(tuple(peer[word] for word in words) == expected for peer in replica.status()["peers"])
+
+    wait_for(f"{replica.name} sees {other.name}", sees, 20)
+    until_told(replica)
+
+
 def sees_only(replica: Replica, *addresses: str) -> None:
     """Waits until these are the replica's live peers, and its engine knows of what they hold. One that is gone may stay
     known for a while, told by others."""

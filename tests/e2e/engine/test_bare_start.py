@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from engine.forged import Forge, forged_pool
-from engine.measured import BLOCK, ask, by_source, prompt, settle
+from engine.measured import BLOCK, ask, by_source, prompt, settle, until_told
 from replica import Pool, Replica, Tools, wait_for
 
 from kvpool_cli.main import main
@@ -75,6 +75,7 @@ def test_an_engine_without_an_agent_serves_bare_and_attaches_by_itself_when_one_
         # what was computed before the agent came is offered with the next request, and then found
         assert ask(replica, TOKENS).tokens == by_source(device=2 * BLOCK, computed=5)
         assert settle(replica)["arena"]["blocks"] == 2
+        until_told(replica)
         replica.forget_all()
         assert ask(replica, TOKENS).tokens == by_source(pool=2 * BLOCK, computed=5)
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, settle, small_prompt, until_told
+from engine.measured import BLOCK, by_source, settle, small_prompt, until_sees, until_told
 from replica import MIB, Pool, Replica, Tools, wait_for
 
 LENGTH = 2 * BLOCK + 5
@@ -38,15 +38,9 @@ class Place:
         self.engine.forget()
 
     def until_sees(self, other: "Place") -> None:
-        def sees() -> bool:
-            now = other.replica.status()
-            return any(
-                (peer["live"], peer["format"], peer["blocks"]) == (True, now["format"], now["arena"]["blocks"])
-                for peer in self.replica.status()["peers"]
-            )
-
-        wait_for(f"{self.replica.name} sees {other.replica.name}", sees, 20)
-        until_told(self.replica)
+        """With what it has stored last."""
+        settle(other.replica)
+        until_sees(self.replica, other.replica)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +130,8 @@ def test_resets_are_survived_and_sharing_goes_on(places: list[Place]) -> None:
     assert a.engine.do("reset", external=False)
     host = a.engine.ask(tokens)
     assert (host.tokens, host.answer) == (by_source(host=2 * BLOCK, computed=5), first.answer)
+    settle(a.replica)
+    until_told(a.replica)
     a.forget()
     assert a.engine.ask(tokens) == type(first)(LOADED, first.answer)
     b.until_sees(a)
@@ -180,7 +176,8 @@ def test_a_sleep_that_keeps_the_weights_changes_nothing_and_one_that_drops_them_
     c, d = places[2:]
     tokens = prompt(6)
     first = d.engine.ask(tokens)
-    before = d.replica.status()
+    before = settle(d.replica)
+    until_told(d.replica)
     d.engine.do("sleep", level=1)
     d.engine.do("wake")
     again = d.engine.ask(tokens)

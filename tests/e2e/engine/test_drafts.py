@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, settle, small_prompt
+from engine.measured import BLOCK, by_source, settle, small_prompt, until_told
 from engine.place import Place, member_instead
 from replica import MIB, Pool, Replica, Tools, wait_for
 
@@ -108,5 +108,6 @@ def test_what_an_eagle_head_has_read_comes_with_the_blocks_too(places: dict[str,
     first = e.ask(tokens)
     assert first[0] == COMPUTED
     wait_for("its blocks", lambda: len(e.counted()) == BLOCKS, 20)
+    until_told(e.replica)
     e.engine.forget()
     assert e.ask(tokens)[:2] == (LOADED, first[1])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from engine.altering_member import AlteringMember, hot_list
 from engine.forged import Forge, ForgedEngine
-from engine.measured import BLOCK, Outcome, by_source, sees_only, settle, small_prompt, until_told
+from engine.measured import BLOCK, Outcome, by_source, sees_only, settle, small_prompt, until_sees
 from patched_agent import stop_in_a_store
 from process_use import stands_still
 from replica import LOOPBACK, MIB, Pool, Replica, Tools, wait_for
@@ -71,16 +71,7 @@ class Pair:
         first = self.engine.ask(prompt(seed))
         assert first.tokens == COMPUTED
         settle(self.a)
-
-        def seen() -> bool:
-            now = self.a.status()
-            return any(
-                (p["live"], p["incarnation"], p["blocks"]) == (True, now["incarnation"], now["arena"]["blocks"])
-                for p in self.b.status()["peers"]
-            )
-
-        wait_for("B sees A", seen, 20)
-        until_told(self.b)
+        until_sees(self.b, self.a)
         assert self.other.ask(prompt(seed)) == Outcome(loaded(BLOCKS), first.answer)
 
 

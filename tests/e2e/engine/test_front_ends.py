@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from engine.forged import Forge, forged_pool
-from engine.measured import BLOCK, ask, by_source, moved, prompt, settle
+from engine.measured import BLOCK, ask, by_source, moved, prompt, settle, until_sees
 from replica import MIB, Pool, Replica, Tools, get, wait_for
 
 MAKE = Path(__file__).parent / "make_hybrid_model.py"
@@ -102,6 +102,7 @@ def test_several_api_servers_and_data_parallel_ranks_share_as_one_engine_does(po
     assert len(servers_that_answer(a, prompts[0])) == 2
     local = [ask(a, tokens) for tokens in prompts]
     assert [one.tokens for one in local] == [by_source(device=BLOCKS * BLOCK, computed=7)] * PROMPTS
+    until_sees(b, a)
     before = settle(b)
     sources: Counter[str] = Counter()
     for tokens, same in zip(prompts * 2, local * 2, strict=True):
@@ -119,6 +120,7 @@ def test_several_api_servers_and_data_parallel_ranks_share_as_one_engine_does(po
     assert all(ranks.values())
     # and what a rank computes is loaded elsewhere
     assert ask(b, prompt(9100, LENGTH)).tokens == by_source(computed=LENGTH)
+    until_sees(a, b)
     assert ask(a, prompt(9100, LENGTH)).tokens == by_source(pool=BLOCKS * BLOCK, computed=7)
     assert after["misses"] == {}
     assert settle(a)["misses"] == {"never_published": PROMPTS * BLOCKS}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from engine.altering_member import AlteringMember, hot_list
 from engine.forged import Forge, forged_pool
-from engine.measured import BLOCK, Outcome, ask, by_source, moved, prompt, sees_only, settle
+from engine.measured import BLOCK, Outcome, ask, by_source, moved, prompt, sees_only, settle, until_sees
 from engine.two_replicas import two_replicas
 from replica import Pool, Tools
 
@@ -39,6 +39,7 @@ def test_a_continuation_over_all_groups_equals_one_from_a_local_prefix_hit(
     local = ask(a, tokens)
     assert local.tokens == by_source(device=blocks * BLOCK, computed=tail)
     assert sharp(local)
+    until_sees(b, a)
     before, row = settle(b), b.status()["format_fields"]["row_bytes"]
     assert len(b.status()["format_fields"]["groups"]) == 1 + WINDOW_GROUPS
     shared = ask(b, tokens)

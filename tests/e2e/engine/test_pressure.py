@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from engine.forged import NO_BLOCK, Forge, ForgedEngine
-from engine.measured import BLOCK, by_source, settle, small_prompt, until_told
-from replica import MIB, Pool, Replica, Tools, wait_for
+from engine.measured import BLOCK, by_source, settle, small_prompt, until_sees
+from replica import MIB, Pool, Replica, Tools
 
 FOLDER = Path(__file__).parent
 
@@ -102,13 +102,7 @@ def test_requests_that_make_way_for_each_other_are_answered_as_ever_and_counted_
         answers(a, tokens[: case.tokens(case.half)], tokens=1)
     expected = [answers(a, tokens)["answers"][0] for tokens in prompts]
     settle(a.replica)
-
-    def sees() -> bool:
-        now = a.replica.status()
-        return any((p["live"], p["blocks"]) == (True, now["arena"]["blocks"]) for p in b.replica.status()["peers"])
-
-    wait_for("B sees A", sees, 20)
-    until_told(b.replica)
+    until_sees(b.replica, a.replica)
     (attached,) = (event for event in b.replica.status()["events"] if event["word"] == "attached")
     assert attached["detail"]["rows"] == case.rows
     found = answers(b, *prompts)

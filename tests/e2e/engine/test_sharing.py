@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from engine.altering_member import AlteringMember, hot_list
-from engine.measured import BLOCK, ask, by_source, moved, prompt, sees_only, settle
+from engine.measured import BLOCK, ask, by_source, moved, prompt, sees_only, settle, until_sees, until_told
 from readiness_watch import watching
 from replica import Pool, Replica, wait_for
 
@@ -35,6 +35,7 @@ def test_a_continuation_from_another_replicas_blocks_equals_one_from_a_local_pre
     assert ask(a, tokens).tokens == by_source(computed=blocks * BLOCK + tail)
     local = ask(a, tokens)
     assert local.tokens == by_source(device=blocks * BLOCK, computed=tail)
+    until_sees(b, a)
     shared = ask(b, tokens)
     assert shared.tokens == by_source(pool=blocks * BLOCK, computed=tail)
     assert shared.answer == local.answer
@@ -83,6 +84,7 @@ def test_known_blocks_are_loaded_and_beyond_the_common_prefix_alone_is_stored_an
     known = prompt(3000, 3 * BLOCK)
     longer = [*known, *prompt(3001, 2 * BLOCK + 5)]
     ask(a, [*known, 7, 8, 9])
+    until_sees(b, a)
     before_a, before_b = settle(a), settle(b)
 
     assert ask(b, longer).tokens == by_source(pool=3 * BLOCK, computed=2 * BLOCK + 5)
@@ -146,6 +148,7 @@ def test_a_third_replica_is_ready_only_when_its_hot_set_is_in_and_then_loads_fro
         assert [e["word"] for e in status["events"]] == ["attached", "warm_begin", "warm_end", "ready"]
 
         sent = [moved(settle(replica), "demand_out") for replica in (a, b)]
+        until_told(c)
         assert ask(c, [*hot, 2]).tokens == by_source(pool=6 * BLOCK, computed=1)
         assert moved(settle(c), "demand_in") == (0, 0)
         assert [moved(settle(replica), "demand_out") for replica in (a, b)] == sent
@@ -165,7 +168,7 @@ def test_a_worker_killed_three_times_never_makes_its_pod_unready_and_shares_agai
             killed = a.status()["incarnation"]
             os.kill(a.worker_pid(), signal.SIGKILL)
             wait_for("a new worker, attached", lambda killed=killed: attached_anew(a, killed), 30)
-            sees_only(b, f"127.0.0.1:{a.peer_port}")
+            until_sees(b, a)
             assert ask(a, prefix).tokens == by_source(device=5 * BLOCK, computed=3)
             before = settle(b)
             assert ask(b, prefix).tokens == by_source(pool=5 * BLOCK, computed=3)
@@ -186,6 +189,7 @@ def test_a_block_is_told_by_where_it_lay_on_the_engines_device_too(pool: Pool) -
     tokens = prompt(9200, 3 * BLOCK + 5)
     before = settle(b)["hits"]["shared_by_place"]
     ask(a, tokens)
+    until_sees(b, a)
     assert ask(b, tokens).tokens == by_source(pool=3 * BLOCK, computed=5)
     assert ask(b, tokens).tokens == by_source(device=3 * BLOCK, computed=5)
     after = settle(b)["hits"]["shared_by_place"]
@@ -200,6 +204,7 @@ def test_what_computing_and_loading_cost_is_measured_request_by_request(pool: Po
     for seed, blocks in ((9100, 2), (9101, 6)):
         tokens = prompt(seed, blocks * BLOCK + 5)
         ask(a, tokens)
+        until_sees(b, a)
         assert ask(b, tokens).tokens == by_source(pool=blocks * BLOCK, computed=5)
     of_a, of_b = settle(a)["costs"], settle(b)["costs"]
     for replica, costs in ((a, of_a), (b, of_b)):
@@ -257,6 +262,7 @@ def test_the_canary_finds_whose_blocks_change_an_answer_and_takes_no_more_of_the
         ask(a, tokens)
     chains = [block for block in hot_list(pool, address, fingerprint) if block.key not in known]
     canary_every(b, 0.001)
+    until_sees(b, a)
     before = settle(b)
     found = ask_and_compare(b, good, rounds=1, same=1)
     print(f"{pool.dtype}: right blocks {found['variation']:.3g}, the engine itself {found['noise']:.3g}")
