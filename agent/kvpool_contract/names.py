@@ -20,6 +20,7 @@ WORKER_PORT = 7702
 CONFIG_FILE = "agent.json"
 TEMPLATE_VARIABLE = "KVPOOL_TEMPLATE"  # of the agent: the hash of its pod's template
 CACHE_NAMESPACES_VARIABLE = "KVPOOL_CACHE_NAMESPACES"  # of the agent: those that its pod may hold, but the default one
+IPC_LOCK_VARIABLE = "KVPOOL_IPC_LOCK_WITHHELD"  # of the agent: why it has no IPC_LOCK, where its pool wants it to
 ENGINE_SOCKET = "engine.sock"
 
 BLOCK_KEY_BYTES = 16

@@ -42,7 +42,19 @@ RDMA_REASONS = (
     Reason(
         "rdma_memlock",
         "The container's limit on locked memory does not let the arena be registered.",
-        "Raise LimitMEMLOCK of the node's container runtime to infinity; see docs/operations.md.",
+        "Raise LimitMEMLOCK of the node's container runtime to infinity, or see transport.rdma.memlock.",
+    ),
+    Reason(
+        "rdma_ipc_lock_namespace",
+        "The agent has no IPC_LOCK: the pod's namespace is none of Pod Security's privileged ones.",
+        "Label it pod-security.kubernetes.io/enforce=privileged, or raise LimitMEMLOCK of the node's container runtime "
+        "and set transport.rdma.memlock to Node; then make the pod anew.",
+    ),
+    Reason(
+        "rdma_ipc_lock_pod",
+        "The agent has no IPC_LOCK: the pod forbids root (runAsNonRoot) or has users of its own (hostUsers: false).",
+        "Take that out of the pod's template, or raise LimitMEMLOCK of the node's container runtime and set "
+        "transport.rdma.memlock to Node.",
     ),
     Reason(
         "rdma_no_gid",

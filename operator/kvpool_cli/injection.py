@@ -23,12 +23,14 @@ KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
 @dataclass(frozen=True)
 class Outcome:
     """The manifest and what each of its workloads costs, or the workloads that were left alone with the reason of
-    each. `needs_operator`: the members' configuration is not in it, since the controller alone knows whom they are to
+    each. `withheld`: those whose agents are not given what the pool asks for, with the reason of each.
+    `needs_operator`: the members' configuration is not in it, since the controller alone knows whom they are to
     trust."""
 
     text: str = ""
     costs: tuple[str, ...] = ()
     needs_operator: bool = False
+    withheld: tuple[tuple[str, str], ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
 
 
@@ -52,7 +54,7 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
     objects = pool_objects(pool)
     texts = [manifests.dump(content) for content in objects]
     named = [_identity(content, "") for content in objects]
-    skipped, costs = [], []
+    skipped, costs, withheld = [], [], []
     for document in documents:
         if _identity(document.content, pool.metadata.namespace) in named:
             continue  # a manifest that has been through here before
@@ -63,11 +65,13 @@ def inject_manifest(text: str, pool: KVCachePool, settings: Settings) -> Outcome
         if isinstance(result, Injected):
             texts.append(manifests.dump(_joined(document.content, result, pool.metadata.namespace)))
             costs.append(memory(_title(document.content), restore(_template(document.content)), result, pool))
+            if result.withheld:
+                withheld.append((_title(document.content), result.withheld))
         else:
             skipped.append((_title(document.content), result.reason))
     if skipped:
         return Outcome(skipped=tuple(skipped))
-    return Outcome(manifests.join(texts), tuple(costs), needs_trust(pool))
+    return Outcome(manifests.join(texts), tuple(costs), needs_trust(pool), tuple(withheld))
 
 
 def _workloads(documents: list[Document], pool: str) -> list[Document]:

@@ -36,7 +36,12 @@ def main() -> None:
 @click.option("-f", "--filename", required=True, help="Manifest with the engine's workload; - reads stdin.")
 @click.option("--pool", "pool_file", required=True, help="File with the KVCachePool.")
 @click.option("--image", default="", help="The agent's image, in place of the pool's spec.agent.image.")
-def inject(filename: str, pool_file: str, image: str) -> None:
+@click.option(
+    "--privileged",
+    is_flag=True,
+    help="The pods' namespace enforces Pod Security's privileged profile: their agents may get IPC_LOCK.",
+)
+def inject(filename: str, pool_file: str, image: str, privileged: bool) -> None:
     """Print the manifest with its workload joined to the pool, for `kubectl apply -f -`.
 
     The pool's headless Service comes first, and the ConfigMap of its members where they need no certificates; then
@@ -45,7 +50,8 @@ def inject(filename: str, pool_file: str, image: str) -> None:
     """
     try:
         pool = injection.load_pool(_read(pool_file))
-        outcome = injection.inject_manifest(_read(filename), pool, Settings(image=image))
+        settings = Settings(image=image, privileged=privileged)
+        outcome = injection.inject_manifest(_read(filename), pool, settings)
     except (PoolError, ManifestError, QuantityError) as error:
         raise InputError(str(error)) from None
     if outcome.skipped:
@@ -54,6 +60,8 @@ def inject(filename: str, pool_file: str, image: str) -> None:
         raise click.exceptions.Exit(EXIT_SKIPPED)
     for cost in outcome.costs:
         click.echo(cost, err=True)
+    for name, reason in outcome.withheld:
+        click.echo(f"{name}: {explain(reason)}", err=True)
     if outcome.needs_operator:
         click.echo(NEEDS_OPERATOR.format(pool.metadata.name), err=True)
     click.echo(outcome.text, nl=False)

@@ -97,6 +97,12 @@ BAD_POOLS = [
     _unknown("transport.kind", "TCP", "type, rdma, tls"),
     _bad("transport.type", "UDP", "'UDP' is none of Auto, TCP, RDMA; use one of them", "Unsupported value"),
     _bad(
+        "transport.rdma.memlock",
+        "Root",
+        "'Root' is none of Node, IPCLock; use one of them",
+        "Unsupported value",
+    ),
+    _bad(
         "transport.tls.mode",
         "Off",
         "'Off' is none of Managed, Secret, Disabled; use one of them",

@@ -81,6 +81,22 @@ def test_a_pool_without_certificates_needs_no_operator(tmp_path: Path) -> None:
     assert "kvpool-identity" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "user", "said"), [((), None, ["rdma_ipc_lock_namespace"]), (("--privileged",), 0, [])]
+)
+def test_a_capability_is_written_for_namespaces_that_are_said_to_allow_it(
+    tmp_path: Path, options: tuple[str, ...], user: int | None, said: list[str]
+) -> None:
+    asking = tmp_path / "pool.yaml"
+    rdma = "{rdma: {memlock: IPCLock, allowUnencrypted: true}}"
+    asking.write_text(POOL.read_text().replace("  tiers:", f"  transport: {rdma}\n  tiers:"))
+    result = run("inject", "-f", MANIFEST, "--pool", asking, *options)
+    assert result.exit_code == 0, result.output
+    (spec,) = (d["spec"]["template"]["spec"] for d in yaml.safe_load_all(result.stdout) if d["kind"] == "Deployment")
+    assert spec["initContainers"][-1]["securityContext"].get("runAsUser") == user
+    assert [line.split(": ")[1] for line in result.stderr.splitlines() if "IPC_LOCK" in line] == said
+
+
 def test_what_comes_out_comes_out_again() -> None:
     result = run("inject", "-f", GOLDEN / "joined.yaml", "--pool", POOL)
     assert (result.exit_code, result.stderr) == (0, COSTS + NEEDS_OPERATOR.format("chat") + "\n")

@@ -1,13 +1,16 @@
 """Pods of every shape through the injector, against golden files, compared as structures.
 
 A golden file holds a pool's spec, a pod, and the pod that comes out or the reason why it is left alone. kvpool's own
-containers stand there by name and resources; the rest of them is the same in every pod, and whole in joined.yaml.
+containers stand there by name and resources, and by their security context where it adds something; the rest of them is
+the same in every pod, and whole in joined.yaml. `privileged`: the pod's namespace is; `withheld`: why the agent is not
+given what the pool asks for.
 `KVPOOL_WRITE_GOLDEN=1` writes the results anew, for the eye to check.
 """
 
 import copy
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool_contract.names import ORIGINALS_ANNOTATION
+from kvpool_contract.names import IPC_LOCK_VARIABLE, ORIGINALS_ANNOTATION
 from kvpool_contract.reasons import REASONS
 from kvpool_operator.desired.objects import DISK_DIR
 from kvpool_operator.desired.pool import KVCachePool, read_pool
 from kvpool_operator.inject import Injected, Settings, Skip, inject, is_injected, restore
+from kvpool_operator.inject.containers import SECURITY_CONTEXT
 
 FOLDER = Path(__file__).parent / "golden" / "pods"
 SHAPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -51,10 +55,19 @@ def own_bodies(template: dict[str, Any]) -> list[dict[str, Any]]:
     own = [copy.deepcopy(c) for c in template["spec"]["initContainers"] if c["name"].startswith("kvpool-")]
     for container in own:
         container.pop("resources")
+        if added_rights(container):
+            container["securityContext"] = SECURITY_CONTEXT
         container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] != DISK_DIR]
         for variable in container.get("env", []):
             variable.pop("value", None)
+        if "env" in container:
+            container["env"] = [v for v in container["env"] if v["name"] != IPC_LOCK_VARIABLE]
     return own
+
+
+def added_rights(container: dict[str, Any]) -> dict[str, Any]:
+    context = container["securityContext"]
+    return {"securityContext": context} if "add" in context["capabilities"] else {}
 
 
 def disk_mount(container: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +79,9 @@ def shortened(template: dict[str, Any]) -> dict[str, Any]:
     """As it stands in a golden file."""
     short = copy.deepcopy(template)
     short["spec"]["initContainers"] = [
-        {"name": c["name"], "resources": c["resources"], **disk_mount(c)} if c["name"].startswith("kvpool-") else c
+        {"name": c["name"], "resources": c["resources"], **disk_mount(c), **added_rights(c)}
+        if c["name"].startswith("kvpool-")
+        else c
         for c in short["spec"]["initContainers"]
     ]
     annotations = short["metadata"]["annotations"]
@@ -78,16 +93,22 @@ def shortened(template: dict[str, Any]) -> dict[str, Any]:
 def test_what_comes_out(shape: str) -> None:
     content = read(shape)
     before = copy.deepcopy(content["given"])
-    result = inject(content["given"], pool(content["pool"]), SETTINGS)
+    result = inject(content["given"], pool(content["pool"]), replace(SETTINGS, privileged="privileged" in content))
     assert content["given"] == before
-    found = {"skipped": result.reason} if isinstance(result, Skip) else {"expected": shortened(result.template)}
+    found: dict[str, Any]
+    if isinstance(result, Skip):
+        found = {"skipped": result.reason}
+    else:
+        found = {"expected": shortened(result.template)}
+        found |= {"withheld": result.withheld} if result.withheld else {}
     if os.environ.get("KVPOOL_WRITE_GOLDEN"):
         path = FOLDER / f"{shape}.yaml"
         title = path.read_text().splitlines()[0]
-        body = yaml.safe_dump({**{k: content[k] for k in ("pool", "given")}, **found}, sort_keys=False, width=118)
+        kept = {name: content[name] for name in ("pool", "privileged", "given") if name in content}
+        body = yaml.safe_dump({**kept, **found}, sort_keys=False, width=118)
         path.write_text(f"{title}\n{body}")
         content = read(shape)
-    assert {name: content[name] for name in ("expected", "skipped") if name in content} == found
+    assert {name: content[name] for name in ("expected", "withheld", "skipped") if name in content} == found
     if isinstance(result, Injected):
         plain = joined({"spec": {"containers": [{"name": "engine", "image": "i"}]}}, {})
         assert own_bodies(result.template) == own_bodies(plain)
@@ -97,7 +118,7 @@ def test_what_comes_out(shape: str) -> None:
 
 def test_there_are_shapes_of_every_kind() -> None:
     skipped = [shape for shape in SHAPES if "skipped" in read(shape)]
-    assert (len(SHAPES) - len(skipped), len(skipped)) == (34, 16)
+    assert (len(SHAPES) - len(skipped), len(skipped)) == (36, 16)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -189,7 +189,12 @@ def test_every_field_reaches_the_configuration() -> None:
                 },
                 "transport": {
                     "type": "RDMA",
-                    "rdma": {"resource": "rdma/hca", "devices": ["mlx5_0"], "allowUnencrypted": True},
+                    "rdma": {
+                        "resource": "rdma/hca",
+                        "devices": ["mlx5_0"],
+                        "memlock": "IPCLock",
+                        "allowUnencrypted": True,
+                    },
                     "tls": {"mode": "Secret", "secretRef": {"name": "ours"}},
                 },
                 "paused": True,
@@ -208,6 +213,7 @@ def test_every_field_reaches_the_configuration() -> None:
     assert pool.spec.agent.resources.limits == {"memory": "4Gi"}
     assert [secret.name for secret in pool.spec.agent.image_pull_secrets] == ["s"]
     assert (pool.spec.transport.tls.secret_ref.name, pool.spec.transport.rdma.resource) == ("ours", "rdma/hca")
+    assert pool.spec.transport.rdma.memlock == "IPCLock"
     data = pool_objects(pool, trust=TRUST)[0]["data"]
     assert (sorted(data), data["peers-ca.crt"]) == (["agent.json", "peers-ca.crt"], "peers")
     assert json.loads(data["agent.json"]) == {

@@ -70,6 +70,7 @@ OTHER = {
     "publication.prefixes": [{"tokenIds": [1, 2]}],
     "transport.type": "TCP",
     "transport.rdma.resource": "rdma/hca",
+    "transport.rdma.memlock": "IPCLock",
     "transport.rdma.devices": ["mlx5_0"],
     "store.url": "valkey://b:6379",
 }

@@ -12,6 +12,7 @@ import pytest
 from kvpool_agent.peer.rdma import nic, node
 from kvpool_agent.peer.rdma.verbs import of_error
 from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_contract.names import IPC_LOCK_VARIABLE
 
 
 @pytest.fixture
@@ -69,3 +70,14 @@ def test_what_could_not_be_locked_is_told_with_its_figures(
     told = of_error(VerbError(errno.ENOMEM), length)
     assert (told.reason, told.detail) == ("rdma_memlock", f"{figures}: Failed to register a MR")
     assert of_error(VerbError(errno.EINVAL), length).reason == "rdma_failed"
+
+
+def test_where_the_pool_wanted_the_limit_lifted_what_was_against_it_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (4096, 4096))
+    monkeypatch.setenv(IPC_LOCK_VARIABLE, "rdma_ipc_lock_namespace")
+    told = of_error(VerbError(errno.ENOMEM), 8192)
+    assert told.reason == "rdma_ipc_lock_namespace"
+    assert told.detail.startswith("the limit is 4096 bytes, and 8192 were to be registered")
+    assert of_error(VerbError(errno.EINVAL)).reason == "rdma_failed"

@@ -65,6 +65,17 @@ def test_a_pod_joins_as_the_injector_says() -> None:
     assert "warnings" not in answer.review["response"]
 
 
+def test_what_the_agent_is_not_given_is_said_to_who_makes_the_pod() -> None:
+    asking = pool(transport={"rdma": {"memlock": "IPCLock", "allowUnencrypted": True}})
+    answer, after = decided(pod(), asking)
+    expected = inject(pod(), asking, SETTINGS)
+    assert isinstance(expected, Injected) and expected.withheld == "rdma_ipc_lock_namespace"
+    assert (answer.outcome, answer.reason, after) == ("injected", "", expected.template)
+    (warning,) = answer.review["response"]["warnings"]
+    assert warning.startswith("kvpool: rdma_ipc_lock_namespace: The agent has no IPC_LOCK: ")
+    assert "pod-security.kubernetes.io/enforce=privileged" in warning
+
+
 def test_asked_again_about_its_own_work_it_changes_nothing() -> None:
     _, after = decided(pod(), pool())
     answer, again = decided(after, pool())

@@ -21,9 +21,9 @@ from kvpool_operator.webhook.api import ApiServer
 from kvpool_operator.webhook.certificate import LiveCertificate
 from kvpool_operator.webhook.pools import Pools, usable
 from kvpool_operator.webhook.review import Unusable
-from kvpool_operator.webhook.server import LARGEST_REVIEW, PATH, Options, Webhook
+from kvpool_operator.webhook.server import LARGEST_REVIEW, PATH, PRIVILEGED_PATH, Options, Webhook
 
-POOL = {
+POOL: dict[str, Any] = {
     "apiVersion": "kvpool.io/v1alpha1",
     "kind": "KVCachePool",
     "metadata": {"name": "chat", "namespace": "team-a", "resourceVersion": "5"},
@@ -37,8 +37,9 @@ class KnownPools:
 
     synced, kubernetes, faults, heard = True, (1, 34), 0, 0.0
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, **spec: Any) -> None:
         self.error = error
+        self.pool = {**POOL, "spec": {**POOL["spec"], **spec}}
 
     def __len__(self) -> int:
         return 1
@@ -46,7 +47,7 @@ class KnownPools:
     async def find(self, k8s_namespace: str, name: str) -> KVCachePool | Unusable:
         if self.error:
             raise self.error
-        return usable(POOL)
+        return usable(self.pool)
 
 
 def review(size: int = 0, labels: dict[str, str] | None = None, spec: Any = None) -> dict[str, Any]:
@@ -66,7 +67,8 @@ def review(size: int = 0, labels: dict[str, str] | None = None, spec: Any = None
 async def served(pools: KnownPools) -> AsyncIterator[tuple[TestClient[Any, Any], Webhook]]:
     webhook = Webhook(OPTIONS, LiveCertificate(Path("/nonexistent")), cast(Pools, pools))
     app = web.Application(client_max_size=LARGEST_REVIEW)
-    app.add_routes([web.post(PATH, webhook.review), web.get("/readyz", webhook.readyz)])
+    paths = [web.post(path, webhook.review) for path in (PATH, PRIVILEGED_PATH)]
+    app.add_routes([*paths, web.get("/readyz", webhook.readyz)])
     async with TestClient(TestServer(app)) as test_client:
         yield test_client, webhook
 
@@ -127,6 +129,21 @@ def test_what_is_no_review_is_told_so(body: bytes) -> None:
             answer = await asked.post(PATH, data=body)
             assert (answer.status, (await answer.text()).startswith("the body is no")) == (400, True)
             assert outcomes(webhook) == {"malformed": 1}
+
+    asyncio.run(run())
+
+
+def test_what_a_privileged_namespace_allows_is_given_at_its_own_path_alone() -> None:
+    async def run() -> None:
+        rdma = {"memlock": "IPCLock", "allowUnencrypted": True}
+        async with served(KnownPools(transport={"rdma": rdma})) as (asked, _):
+            withheld = []
+            for path in (PATH, PRIVILEGED_PATH, PATH):
+                answer = await asked.post(path, json=review())
+                response = (await answer.json())["response"]
+                assert response["allowed"] and "patch" in response
+                withheld.append("warnings" in response)
+            assert withheld == [True, False, True]
 
     asyncio.run(run())
 

@@ -1,9 +1,9 @@
 """kvpool's own containers: the agent, a native sidecar, and the init container that copies the plug-in.
 
 Both come from one image, so agent and plug-in can't be of different builds. They say for themselves all that Pod
-Security's *restricted* profile asks for, so that they hold whatever the pod's own security context says. They name no
-user where none is needed: the image's own is numeric, the pod's own is as good, since nothing between agent and engine
-depends on it, and OpenShift refuses a user outside the range of the pod's namespace.
+Security's *restricted* profile asks for, so that they hold whatever the pod's own security context says (`rdma` has the
+one exception). They name no user where none is needed: the image's own is numeric, the pod's own is as good, since
+nothing between agent and engine depends on it, and OpenShift refuses a user outside the range of the pod's namespace.
 """
 
 from collections.abc import Iterable

@@ -21,6 +21,7 @@ from kvpool_operator.inject.grace import time_to_hand_over
 from kvpool_operator.inject.keys import mount_keys
 from kvpool_operator.inject.meshes import exclude_ports
 from kvpool_operator.inject.obstacles import refuse_pod
+from kvpool_operator.inject.rdma import lock_memory
 from kvpool_operator.inject.refusal import Refused
 from kvpool_operator.inject.revision import template_hash
 from kvpool_operator.inject.shm import room_for_host_pool
@@ -33,20 +34,24 @@ MAX_ANNOTATIONS = 256 * 2**10  # the API server's bound on names and values toge
 class Settings:
     """`image`: the agent's image, in place of the pool's own. `default_image`: where the pool names none.
     `kubernetes`: version of the oldest node, None where nobody knows it. `claims`: volumes that each pod gets beside
-    those of its template, as a StatefulSet's do."""
+    those of its template, as a StatefulSet's do. `privileged`: whether the pod's namespace is known to let it have any
+    capability."""
 
     image: str = ""
     default_image: str = ""
     kubernetes: tuple[int, int] | None = None
     claims: frozenset[str] = frozenset()
+    privileged: bool = False
 
 
 @dataclass(frozen=True)
 class Injected:
-    """The template with kvpool's parts, and the name of the container that was taken for the engine's."""
+    """The template with kvpool's parts, and the name of the container that was taken for the engine's. `withheld`: why
+    the agent is not given what the pool asks for beyond that, a word of the contract's table, or empty."""
 
     template: dict[str, Any]
     engine: str
+    withheld: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,10 @@ def inject(template: dict[str, Any], pool: KVCachePool, settings: Settings) -> I
         engine = find_engine(result["spec"].get("containers") or [], pool.spec.engine.container, before)
         refuse_engine(engine, pool)
         refuse_mounts(engine)
-        _join(Edits(result), engine, pool, image, settings.claims)
+        withheld = _join(Edits(result), engine, pool, image, settings)
     except Refused as refused:
         return Skip(refused.reason)
-    return Injected(result, str(engine["name"]))
+    return Injected(result, str(engine["name"]), withheld)
 
 
 def restore(template: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +103,8 @@ def _restored(template: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return result, ""  # what it stood for is found by its names, and refused
 
 
-def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, claims: frozenset[str]) -> None:
+def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, settings: Settings) -> str:
+    """Why something is withheld, or empty. Raises Refused."""
     spec, own = edits.template["spec"], pool.metadata.name
     host_pool = int(pool.spec.engine.host_pool.size)
     revision = template_hash(spec, client_config(pool))
@@ -107,8 +113,9 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, c
     guaranteed = resources.is_guaranteed(spec)
     as_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
     client = containers.client_container(image, guaranteed=guaranteed, as_root=as_root)
-    named = claims | {volume.get("name") for volume in spec.get("volumes") or []}
+    named = settings.claims | {volume.get("name") for volume in spec.get("volumes") or []}
     agent = containers.agent_container(pool, image, revision, named, guaranteed=guaranteed, as_root=as_root)
+    withheld = lock_memory(agent, pool, spec, privileged=settings.privileged)
     for volume in containers.volumes(pool):
         edits.add(("spec", "volumes"), volume)
     mount_keys(edits, agent, pool, edits.template["metadata"]["labels"])
@@ -129,6 +136,7 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, c
     annotations[ORIGINALS_ANNOTATION] = edits.record(str(engine["name"]))
     if sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items()) > MAX_ANNOTATIONS:
         raise Refused("annotations_full")
+    return withheld
 
 
 def _add_pull_secrets(edits: Edits, names: list[str]) -> None:

@@ -76,7 +76,8 @@ def decide(asked: Asked, pool: KVCachePool | Unusable, settings: Settings) -> An
     except PoolError as error:
         return _skip(asked, Unusable("pool_invalid", str(error)))
     if isinstance(result, Injected):
-        return Answer(allow(asked.uid, patch=_patch(asked.pod, result.template)), "injected")
+        warning = f"kvpool: {explain(result.withheld)}" if result.withheld else ""
+        return Answer(allow(asked.uid, _patch(asked.pod, result.template), warning), "injected")
     return _skip(asked, Unusable(result.reason))
 
 

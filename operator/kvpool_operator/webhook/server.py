@@ -29,6 +29,7 @@ from kvpool_operator.webhook.signer import LEAF_LIFE, OUTCOMES, Signer
 log = logging.getLogger("kvpool.webhook")
 
 PATH = "/inject"
+PRIVILEGED_PATH = "/inject/privileged"  # the API server chooses by the namespace's labels, which no review tells
 LARGEST_REVIEW = 8 * 2**20  # the API server takes 3 MiB from clients, and may send an object and its former self
 REVIEW_SECONDS = 5.0  # below the webhook configuration's own timeout
 REFRESH_SECONDS = 1.0
@@ -75,6 +76,7 @@ class Webhook:
 
     async def review(self, request: web.Request) -> web.Response:
         """Answers a review; a body that is none is answered with 400."""
+        settings = replace(self._known_settings(), privileged=request.path == PRIVILEGED_PATH)
         started = time.monotonic()
         try:
             document = json.loads(await request.read())
@@ -88,7 +90,7 @@ class Webhook:
             try:
                 async with asyncio.timeout(REVIEW_SECONDS):
                     pool = await self._pools.find(asked.k8s_namespace, asked.pool)
-                answer = decide(asked, pool, self._known_settings())
+                answer = decide(asked, pool, settings)
             except Exception:
                 log.exception("a pod of namespace %s can't be reviewed", asked.k8s_namespace)
                 answer = Answer(allow(asked.uid), "failed")
@@ -151,7 +153,13 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
         ]
     )
     reviews = web.Application(client_max_size=LARGEST_REVIEW)
-    reviews.add_routes([web.post(PATH, webhook.review), web.get("/healthz", webhook.healthz)])
+    reviews.add_routes(
+        [
+            web.post(PATH, webhook.review),
+            web.post(PRIVILEGED_PATH, webhook.review),
+            web.get("/healthz", webhook.healthz),
+        ]
+    )
     runners = [web.AppRunner(app, access_log=None) for app in (status, reviews)]
     authority = None
     if options.peers is not None:

@@ -15,6 +15,7 @@ from cluster.chart import CHART, CONTROLLER, WEBHOOK, of_kind
 from cluster.kube import Kube, wait_for
 from kvpool_contract.names import PEER_PORT
 from kvpool_operator.controller.permissions import IN_PLACE, RULES
+from kvpool_operator.webhook.server import PATH, PRIVILEGED_PATH
 
 HOME = "kvpool-chart-rules"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -25,12 +26,41 @@ PARTS = (CONTROLLER, WEBHOOK)
 render, rendered = partial(chart.render, namespace=HOME), partial(chart.rendered, namespace=HOME)
 
 
+def selected(webhook: dict[str, Any], key: str) -> list[tuple[str, list[str]]]:
+    """By what of a namespace it is asked."""
+    found = webhook["namespaceSelector"]["matchExpressions"]
+    return [(each["operator"], each["values"]) for each in found if each["key"] == key]
+
+
+def by_name(webhook: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    return selected(webhook, "kubernetes.io/metadata.name")
+
+
+def test_of_a_privileged_namespace_another_path_is_asked_and_each_pod_by_one_webhook(kube: Kube) -> None:
+    (registration,) = of_kind(rendered(kube), "MutatingWebhookConfiguration")
+    asked = [
+        (
+            webhook["failurePolicy"],
+            webhook["matchConditions"][0]["expression"].startswith("!"),
+            webhook["clientConfig"]["service"]["path"],
+            selected(webhook, "pod-security.kubernetes.io/enforce"),
+        )
+        for webhook in registration["webhooks"]
+    ]
+    others, privileged = [("NotIn", ["privileged"])], [("In", ["privileged"])]
+    assert sorted(asked) == [
+        ("Fail", False, PATH, others),
+        ("Fail", False, PRIVILEGED_PATH, privileged),
+        ("Ignore", True, PATH, others),
+        ("Ignore", True, PRIVILEGED_PATH, privileged),
+    ]
+
+
 def test_engines_beside_the_operator_are_looked_at_and_its_own_pods_are_not(kube: Kube) -> None:
     documents = rendered(kube)
     (registration,) = of_kind(documents, "MutatingWebhookConfiguration")
     for webhook in registration["webhooks"]:
-        (excluded,) = webhook["namespaceSelector"]["matchExpressions"]
-        assert (excluded["operator"], excluded["values"]) == ("NotIn", ["kube-system"])
+        assert by_name(webhook) == [("NotIn", ["kube-system"])]
         assert webhook["objectSelector"]["matchExpressions"] == [{"key": "kvpool.io/pool", "operator": "Exists"}]
     deployments = of_kind(documents, "Deployment")
     assert len(deployments) == 2
@@ -84,8 +114,7 @@ def test_told_of_namespaces_the_controller_has_rights_there_alone(kube: Kube) ->
     assert container["command"][3:5] == ["--namespace=team-a", "--namespace=team-b"]
     (registration,) = of_kind(documents, "MutatingWebhookConfiguration")
     for webhook in registration["webhooks"]:
-        selected = [(e["operator"], e["values"]) for e in webhook["namespaceSelector"]["matchExpressions"]]
-        assert selected == [("NotIn", ["kube-system", "x"]), ("In", ["team-a", "team-b"])]
+        assert by_name(webhook) == [("NotIn", ["kube-system", "x"]), ("In", ["team-a", "team-b"])]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_good_pool_is_taken_and_its_defaults_are_filled_in(served: Kube) -> No
         },
         "transport": {
             "type": "Auto",
-            "rdma": {"resource": "", "devices": [], "allowUnencrypted": False},
+            "rdma": {"resource": "", "devices": [], "memlock": "Node", "allowUnencrypted": False},
             "tls": {"mode": "Managed", "secretRef": {"name": ""}},
         },
         "agent": {

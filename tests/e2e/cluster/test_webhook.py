@@ -34,6 +34,7 @@ from cluster.kube import Kube, wait_for
 from cluster.webhook import (
     AGENT_IMAGE,
     CONFIGURATION,
+    ENFORCE,
     NAMESPACE,
     SETTINGS,
     Mesh,
@@ -98,7 +99,7 @@ def test_pods_of_every_shape_come_out_as_the_command_writes_them(kube: Kube, web
         both = created(kube, {**written, "metadata": {**written["metadata"], "namespace": TEAM}})
         assert comparable(both) == comparable(admitted), path.stem
         joined += 1
-    assert (joined, left) == (34, 15)
+    assert (joined, left) == (36, 15)
 
 
 def test_the_api_token_stays_out_of_kvpools_containers(kube: Kube, webhook: Webhook) -> None:
@@ -115,7 +116,7 @@ def test_a_mesh_comes_after_and_everybody_keeps_their_part(kube: Kube, webhook: 
     mesh = Mesh(webhook.files)
     theirs = registration(mesh.url, name="istio-sidecar-injector")
     ours = webhook.api.read_mutating_webhook_configuration(CONFIGURATION)
-    del theirs["webhooks"][1]
+    del theirs["webhooks"][1:]
     theirs["webhooks"][0]["clientConfig"]["caBundle"] = ours.webhooks[0].client_config.ca_bundle
     webhook.api.create_mutating_webhook_configuration(theirs)
     try:
@@ -141,8 +142,7 @@ def test_a_mesh_comes_after_and_everybody_keeps_their_part(kube: Kube, webhook: 
 
 
 def test_restricted_namespaces_and_quotas_take_the_pod(kube: Kube, webhook: Webhook) -> None:
-    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
-    namespace(kube, "kvpool-webhook-strict", **restricted)
+    namespace(kube, "kvpool-webhook-strict", **{ENFORCE: "restricted"})
     create_pool(kube, pool("chat", "kvpool-webhook-strict"))
     safe = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     engine = {"name": "engine", "image": "vllm:1", "securityContext": safe}
@@ -178,6 +178,37 @@ def test_restricted_namespaces_and_quotas_take_the_pod(kube: Kube, webhook: Webh
     agent = plain["spec"]["initContainers"][1]["resources"]
     assert agent["limits"] == {"cpu": "2", "memory": "8736Mi", "ephemeral-storage": "256Mi"}
     assert plain["spec"]["containers"][0]["resources"]["limits"]["memory"] == "5Gi"  # the default, and the host pool
+
+
+@pytest.mark.parametrize("profile", ["privileged", "baseline", "restricted"])
+def test_root_with_ipc_lock_is_for_privileged_namespaces_alone_and_every_pod_is_admitted(
+    kube: Kube, webhook: Webhook, profile: str
+) -> None:
+    place = namespace(kube, f"kvpool-webhook-{profile}", **{ENFORCE: profile})
+    create_pool(kube, pool("chat", place, transport={"rdma": {"memlock": "IPCLock", "allowUnencrypted": True}}))
+    strict = {
+        "runAsNonRoot": True, "runAsUser": 2000, "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    containers = [{"name": "engine", "image": "vllm:1", "securityContext": strict}]
+    after = joined_in(kube, pod(containers=containers), place)
+    client_made, agent = after["spec"]["initContainers"]
+    told = {each["name"]: each.get("value") for each in agent["env"]}
+    if profile != "privileged":
+        assert agent["securityContext"] == client_made["securityContext"]
+        assert told["KVPOOL_IPC_LOCK_WITHHELD"] == "rdma_ipc_lock_namespace"
+        return
+    context = agent["securityContext"]
+    assert (context["runAsUser"], context["runAsNonRoot"]) == (0, False)
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert "KVPOOL_IPC_LOCK_WITHHELD" not in told
+    bound = joined_in(kube, pod(containers=containers, securityContext={"runAsNonRoot": True}), place)
+    told = {each["name"]: each.get("value") for each in bound["spec"]["initContainers"][1]["env"]}
+    assert told["KVPOOL_IPC_LOCK_WITHHELD"] == "rdma_ipc_lock_pod"
+    # in a namespace of another profile the API server would have refused it
+    elsewhere = unseen_namespace(kube, "kvpool-webhook-unseen", **{ENFORCE: "baseline"})
+    with pytest.raises(client.ApiException, match=r"violates PodSecurity.*IPC_LOCK"):
+        created(kube, {**pod(), "spec": after["spec"]}, elsewhere)
 
 
 def test_no_pool_a_wrong_pool_and_pods_that_insist(kube: Kube, webhook: Webhook) -> None:

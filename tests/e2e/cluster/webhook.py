@@ -33,6 +33,7 @@ from kvpool_operator.certificates.plan import Settings
 NAMESPACE = "kvpool-webhook"
 CONFIGURATION = "injector.kvpool.io"  # runs before the meshes' by its name
 MARK = "kvpool-test"
+ENFORCE = "pod-security.kubernetes.io/enforce"
 AGENT_IMAGE = "example.test/agent:1"
 SETTINGS = Settings(
     NAMESPACE,
@@ -60,10 +61,8 @@ def registration(url: str, name: str = CONFIGURATION) -> dict[str, Any]:
         "sideEffects": "None",
         "reinvocationPolicy": "IfNeeded",
         "timeoutSeconds": 10,
-        "clientConfig": {"url": url},
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
         "objectSelector": {"matchExpressions": [{"key": "kvpool.io/pool", "operator": "Exists"}]},
-        "namespaceSelector": {"matchLabels": {MARK: "webhook"}},
     }
     required = (
         "has(object.metadata.annotations) && 'kvpool.io/require' in object.metadata.annotations"
@@ -76,10 +75,16 @@ def registration(url: str, name: str = CONFIGURATION) -> dict[str, Any]:
         "webhooks": [
             {
                 **webhook,
-                "name": each,
+                "name": f"{prefix}{each}",
+                "clientConfig": {"url": f"{url}{path}"},
+                "namespaceSelector": {
+                    "matchLabels": {MARK: "webhook"},
+                    "matchExpressions": [{"key": ENFORCE, "operator": operator, "values": ["privileged"]}],
+                },
                 "failurePolicy": policy,
                 "matchConditions": [{"name": "required", "expression": expression}],
             }
+            for prefix, path, operator in (("", "", "NotIn"), ("privileged.", "/privileged", "In"))
             for each, policy, expression in (
                 ("inject.kvpool.io", "Ignore", f"!({required})"),
                 ("require.kvpool.io", "Fail", required),
@@ -133,7 +138,8 @@ class Webhook:
         self._process.send_signal(number)
 
     def patch_registration(self, field: str, value: object) -> None:
-        """Of the webhook for pods that don't require the pool, or of both where the field is of both."""
+        """Of the webhook for pods that don't require the pool, or of both where the field is of both; in namespaces
+        that are not privileged."""
         patch = [{"op": "replace", "path": f"/webhooks/{n}/{field}", "value": value} for n in (0, 1)]
         self.api.patch_mutating_webhook_configuration(CONFIGURATION, patch[: 1 if field == "failurePolicy" else 2])
 
@@ -245,8 +251,8 @@ def namespace(kube: Kube, name: str, **labels: str) -> str:
     return _with_account(kube, name)
 
 
-def unseen_namespace(kube: Kube, name: str) -> str:
-    kube.core.create_namespace({"metadata": {"name": name, "labels": {MARK: "elsewhere"}}})
+def unseen_namespace(kube: Kube, name: str, **labels: str) -> str:
+    kube.core.create_namespace({"metadata": {"name": name, "labels": {MARK: "elsewhere", **labels}}})
     return _with_account(kube, name)
 
 

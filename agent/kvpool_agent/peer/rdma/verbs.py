@@ -18,6 +18,7 @@ from typing import Any
 from kvpool_agent.peer.lending import End
 from kvpool_agent.peer.rdma.node import system_devices
 from kvpool_agent.peer.rdma.words import RdmaError
+from kvpool_contract.names import IPC_LOCK_VARIABLE
 
 PORT = 1
 LEAST_PATH_MTU = 1024  # below it a network device is set up for something else, and packets cost more than TCP's
@@ -83,14 +84,15 @@ def devices() -> list[str]:
 
 
 def of_error(error: Exception, length: int = 0) -> RdmaError:
-    """What an error of a verb means. Any of them may pin memory, so none but the limit on that gives ENOMEM. length:
-    bytes that were to be registered."""
+    """What an error of a verb means. Any of them may pin memory, so none but the limit on that gives ENOMEM; where the
+    pool wanted the agent to be above that limit, why it is not is what matters. length: bytes that were to be
+    registered."""
     code = getattr(error, "error_code", 0)
     if code == errno.ENOMEM:
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         told = "there is no limit" if limit == resource.RLIM_INFINITY else f"the limit is {limit} bytes"
         wanted = f", and {length} were to be registered" if length else ""
-        return RdmaError("rdma_memlock", f"{told}{wanted}: {error}")
+        return RdmaError(os.environ.get(IPC_LOCK_VARIABLE) or "rdma_memlock", f"{told}{wanted}: {error}")
     return RdmaError("rdma_failed", str(error))
 
 
