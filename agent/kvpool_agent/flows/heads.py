@@ -109,8 +109,8 @@ class HeadFilter:
             if told is not None:
                 self._tell(port, client, told.fingerprint)
             elif client.number != UNKNOWN:
-                client.number = UNKNOWN
                 port.send({"verb": "heads", "number": UNKNOWN})
+                client.number = UNKNOWN
 
     def _take_up(self, of: str, heads: Heads) -> None:
         self._union.told(of, heads.since(self._union.number(of)))
@@ -136,7 +136,6 @@ class HeadFilter:
         told = self._union.names.since(client.number)
         if told.number == client.number and now < client.at + RENEW_SECONDS:
             return
-        client.number, client.at = told.number, now
         header = {
             "verb": "heads",
             "number": told.number,
@@ -146,3 +145,4 @@ class HeadFilter:
             "format": fingerprint.hex(),
         }
         port.send(header, b"".join([*told.added, *told.withdrawn]))
+        client.number, client.at = told.number, now  # the status shows no more than what a client has been sent

@@ -79,6 +79,7 @@ def without_server(options: dict[str, Any], stream: TextIO) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if options.pop("states_at_ends_of_steps", False):
         let_steps_end_with_states()
+    offline_engine.Heads.watch()
     engine = offline_engine.LLM(**options)
     tell(stream, os.getpid())
     for line in stream:

@@ -1,7 +1,7 @@
 """What a request took from where, by the engine's own counters, and what it answered."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,20 @@ def moved(status: dict[str, Any], what: str) -> tuple[int, int]:
     return transfer["blocks"], transfer["bytes"]
 
 
+# of replicas whose engine can be asked itself: the number of what it has been told of chains
+ENGINE_KNOWS: dict[Replica, Callable[[], int]] = {}
+
+
 def until_told(replica: Replica) -> None:
-    """Waits until the engine has been told which chains its agent knows now: what it has not is a miss for it."""
+    """Waits until the engine knows which chains its agent knows now: any other one is a miss for it. Of an engine that
+    can't be asked, until it has been sent that."""
+    engine_knows = ENGINE_KNOWS.get(replica)
 
     def told() -> bool:
         status = replica.status()
         directory = status["directory"]
-        known, told = directory["heads_number"] if directory["head_filter"] else 0, directory["heads_told"]
+        known = directory["heads_number"] if directory["head_filter"] else 0
+        told = engine_knows() if engine_knows is not None else directory["heads_told"]
         return bool(status["attached"] and bool(told) is bool(known) and told >= known)
 
     wait_for(f"{replica.name}'s engine knows of the chains", told, 20)

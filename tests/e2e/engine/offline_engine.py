@@ -64,6 +64,25 @@ def total(engine: LLM, name: str) -> int:
     return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == name)
 
 
+class Heads:
+    """What the plug-in in this process is told of the pool's chains, from `watch` on."""
+
+    told: Any = None
+
+    @classmethod
+    def watch(cls) -> None:
+        """Before there is an engine, and where the plug-in can be imported."""
+        from kvpool_client.heads import KnownHeads
+
+        begin = KnownHeads.__init__
+
+        def began(one: KnownHeads) -> None:
+            begin(one)
+            cls.told = one
+
+        KnownHeads.__init__ = began
+
+
 def do(engine: LLM, what: str, **arguments: Any) -> Any:
     match what:
         case "ask":
@@ -72,6 +91,8 @@ def do(engine: LLM, what: str, **arguments: Any) -> Any:
             return together(engine, **arguments)
         case "accepted":
             return total(engine, "vllm:spec_decode_num_accepted_tokens")
+        case "heads":
+            return Heads.told.number
         case "reset":
             return engine.reset_prefix_cache(reset_connector=arguments["external"])
         case "sleep":
