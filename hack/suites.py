@@ -54,7 +54,7 @@ def tool(name: str) -> str:
 
 
 def pytest(*paths: str) -> list[str]:
-    return [tool("python"), "-m", "pytest", "-q", LAST_OPTION, *paths]
+    return [tool("python"), "-m", "pytest", "-q", "--color=no", LAST_OPTION, *paths]
 
 
 def rdma() -> Suite:

@@ -160,7 +160,7 @@ class Agent:
         self._declarations = Declarations(self._slabs, self._live, healthy, probed)
         self._heads = HeadFilter(self._slabs, self._members, self._misses_differ, {"disk": self._beyond.disk.heads})
         costs = self._fetcher.costs
-        self._calibration = Calibration(config.engine.port, self._probe, costs, self._ready, self._account)
+        self._calibration = Calibration(config.engine.port, healthy, self._probe, costs, self._ready, self._account)
         hooks = Hooks(
             self._attached, self._bare, self._other_format, self._heads.join, self._heads.leave,
             self._calibration.requested,
@@ -324,7 +324,8 @@ class Agent:
     def _misses_differ(self, others: bool) -> bool:
         """Whether a lookup may miss, or hit, for another reason than who holds the first block."""
         # what a client could make of a name without a key is no name here
-        return self._keyring.keyed or self._lookup.paused or self._beyond.unknown or self._probe.awaited(others)
+        differ = self._keyring.keyed or self._lookup.paused or self._beyond.unknown or self._probe.awaited(others)
+        return differ or self._calibration.running
 
     def _format_is_proved(self) -> bool:
         """Whether an engine has shown that it has this format, to this worker or to one before it."""

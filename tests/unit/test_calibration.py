@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from replica import wait_for
@@ -18,6 +18,7 @@ from kvpool_client.samples import canary_of
 from kvpool_contract.calibration import Calibrated
 from kvpool_contract.config import AgentConfig, Loading, Members, Tls
 
+Mode = Literal["Measured", "Always", "Never"]
 LONG = 600.0  # seconds that nobody waits for
 WAIT = 30.0
 PROMPTS = ROUNDS * len(LENGTHS)
@@ -34,6 +35,7 @@ class Bench:
         self.http = serve_http(("127.0.0.1", 0), str, self._complete)
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
         self.account, self.costs, self.settled = Account(), Costs(), True
+        self.healthy = True
         self.readiness = Readiness(Limits(LONG, LONG), 0.0)
         self.flow = self.made(int(self.http.server_address[1]))
 
@@ -46,7 +48,8 @@ class Bench:
                 return bench.settled
 
         probe: Any = Probe()
-        return Calibration(port, probe, self.costs, ReadyFlow(self.readiness, self.account), self.account)
+        ready = ReadyFlow(self.readiness, self.account)
+        return Calibration(port, lambda: self.healthy, probe, self.costs, ready, self.account)
 
     def _complete(self, body: dict[str, Any]) -> dict[str, Any] | int | None:
         self.asked.append(body)
@@ -56,14 +59,14 @@ class Bench:
     def lengths(self) -> list[int]:
         return [len(body["prompt"]) for body in self.asked]
 
-    def begin(self, seconds: float = LONG, *, paused: bool = False) -> None:
+    def begin(self, seconds: float = LONG, *, paused: bool = False, mode: Mode = "Measured") -> None:
+        self.readiness.attached(0.0)
         self.flow.begin(
             AgentConfig(
                 version=1, pool="p", arenaBytes=1 << 20, members=Members(file="m"), tls=Tls(mode="Disabled"),
-                loading=Loading(calibrationSeconds=seconds), paused=paused,
+                loading=Loading(mode=mode, calibrationSeconds=seconds), paused=paused,
             )
         )  # fmt: skip
-        self.readiness.attached(0.0)
         self.readiness.warmed("nothing_to_warm", 0.0)
 
     def ended(self) -> Calibrated:
@@ -155,14 +158,18 @@ def test_before_the_probe_has_settled_nothing_is_asked_and_a_request_ends_that_t
     assert bench.asked == []
 
 
-@pytest.mark.parametrize("settled", [False, True], ids=["of its probe", "of a prompt"])
-def test_an_engine_without_an_answer_holds_the_pod_back_until_the_deadline_alone(bench: Bench, settled: bool) -> None:
+@pytest.mark.parametrize(
+    ("settled", "healthy"), [(False, True), (True, False), (True, True)], ids=["of its probe", "at all", "of a prompt"]
+)
+def test_an_engine_without_an_answer_holds_the_pod_back_until_the_deadline_alone(
+    bench: Bench, settled: bool, healthy: bool
+) -> None:
     bench.going_on.clear()
-    bench.settled = settled
+    bench.settled, bench.healthy = settled, healthy
     bench.begin(0.1)
     told = bench.ended()
     assert (told.ended_by, told.prompts) == ("deadline", 0)
-    assert len(bench.asked) <= settled  # on a busy machine the time may be over before the first one
+    assert len(bench.asked) <= (settled and healthy)  # on a busy machine the time may be over before the first one
     assert bench.costs.recompute(0, 1000) is None
 
 
@@ -185,7 +192,7 @@ def test_an_engine_that_completes_nothing_is_named_and_its_pod_is_ready(
     assert len(bench.asked) == 1
 
 
-def test_an_engine_that_does_not_listen_is_named_and_its_pod_is_ready(bench: Bench) -> None:
+def test_an_engine_that_ends_in_between_is_named_and_its_pod_is_ready(bench: Bench) -> None:
     bench.http.shutdown()
     bench.http.server_close()
     bench.begin()
@@ -203,14 +210,46 @@ def test_without_a_thread_the_pod_is_ready(bench: Bench, monkeypatch: pytest.Mon
     assert bench.ended() == Calibrated(0, 0.0, "no_answer", "the agent had no thread left")
 
 
+@pytest.mark.parametrize("settled", [False, True], ids=["of its probe", "of a prompt"])
+def test_it_ends_where_the_pod_has_not_waited_for_it(bench: Bench, settled: bool) -> None:
+    bench.going_on.clear()
+    bench.settled = settled
+    bench.begin()
+    if settled:
+        bench.until_asked(1)
+    bench.readiness.bare("probe_mismatch", 1.0)
+    bench.going_on.set()
+    wait_for("its end", lambda: bench.flow.snapshot().ended_by, WAIT, 0.005)
+    told = bench.flow.snapshot()
+    assert (told.prompts, told.ended_by, told.detail) == (settled, "deadline", "the pod turned ready before")
+    assert (len(bench.asked), bench.readiness.reason) == (settled, "probe_mismatch")
+
+
+def test_it_runs_from_its_beginning_to_its_end(bench: Bench) -> None:
+    bench.going_on.clear()
+    assert not bench.flow.running
+    bench.begin()
+    assert bench.flow.running
+    bench.going_on.set()
+    assert bench.ended().ended_by == "complete"
+    wait_for("no more", lambda: not bench.flow.running, WAIT, 0.005)
+
+
 @pytest.mark.parametrize(
-    ("seconds", "paused", "latched"), [(0.0, False, False), (LONG, True, False), (LONG, False, True)]
-)
+    ("seconds", "paused", "mode", "latched", "bare"),
+    [
+        (0.0, False, "Measured", False, False), (LONG, True, "Measured", False, False),
+        (LONG, False, "Measured", True, False), (LONG, False, "Always", False, False),
+        (LONG, False, "Never", False, False), (LONG, False, "Measured", False, True),
+    ],
+)  # fmt: skip
 def test_where_it_is_not_asked_for_nothing_is_asked_and_nobody_held_back(
-    bench: Bench, seconds: float, paused: bool, latched: bool
+    bench: Bench, seconds: float, paused: bool, mode: Mode, latched: bool, bare: bool
 ) -> None:
     bench.readiness = Readiness(Limits(LONG, LONG), 0.0, latched=latched)
+    if bare:
+        bench.readiness.bare("not_attached", 0.0)
     bench.flow = bench.made(int(bench.http.server_address[1]))
-    bench.begin(seconds, paused=paused)
+    bench.begin(seconds, paused=paused, mode=mode)
     assert bench.readiness.ready
     assert (bench.flow.snapshot(), bench.asked, bench.account.events) == (Calibrated(), [], [])

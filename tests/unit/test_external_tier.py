@@ -14,6 +14,7 @@ from kvpool_agent.store.external import access
 from kvpool_agent.store.external.access import Access
 from kvpool_agent.store.external.objects import BUSY, ERROR, FULL, REFUSED, SLOW, StoreError
 from kvpool_agent.store.external.tier import ExternalTier
+from kvpool_agent.store.index import EVERY_DEPTH
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
 from kvpool_agent.store.tag import tag_of
@@ -72,10 +73,12 @@ class Remembered:
 class Beside:
     """A slab and its tier."""
 
-    def __init__(self, objects: Remembered, *, declared_alone: bool = False, **store: object) -> None:
+    def __init__(
+        self, objects: Remembered, *, declared_alone: bool = False, told_depth: int = EVERY_DEPTH, **store: object
+    ) -> None:
         self.objects, self.account = objects, Account()
         config = Store(type="Valkey", url="valkey://a:1", prefix="kv/", **store)  # type: ignore[arg-type]
-        arena = Arena(SLOTS, declared_alone=declared_alone)
+        arena = Arena(SLOTS, declared_alone=declared_alone, told_depth=told_depth)
         self.slab = Slab(b"f" * 16, {}, SLOT, ArenaMemory.anonymous(SLOT * SLOTS), arena)
         self.tier = ExternalTier(config, objects, self.account, lambda: [self.slab], "chat", "a")
         self.slab.below, self.slab.arena.spill = self.tier, lambda block: self.tier.evicting(self.slab, block)
@@ -120,6 +123,15 @@ def beside() -> Iterator[Beside]:
     yield made
     made.objects.gate.set()
     made.tier.close()
+
+
+def test_what_lies_deeper_than_others_are_told_of_is_not_written() -> None:
+    made = Beside(Remembered(), told_depth=2).start()
+    made.put(1, 2, 3)
+    made.use_again(1, 2, 3)
+    made.until_there(1, 2)
+    made.tier.close()
+    assert made.lies_there(1, 2, 3) == [True, True, False]
 
 
 def test_own_blocks_are_written_once_and_copies_are_not(beside: Beside) -> None:

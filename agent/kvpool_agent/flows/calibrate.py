@@ -18,12 +18,14 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from kvpool_agent.account import Account
 from kvpool_agent.costs import Costs
 from kvpool_agent.flows.engine_http import complete
 from kvpool_agent.flows.probe import ProbeFlow, prompt
 from kvpool_agent.flows.ready import ReadyFlow
+from kvpool_agent.policy.admission import MEASURED
 from kvpool_client.samples import CANARY
 from kvpool_contract.calibration import Calibrated
 from kvpool_contract.config import AgentConfig
@@ -49,23 +51,34 @@ class _Ended(Exception):  # noqa: N818 - an answer, not a fault
 class Calibration:
     """One for the life of a worker. Any thread may call."""
 
-    def __init__(self, port: int, probe: ProbeFlow, costs: Costs, ready: ReadyFlow, account: Account) -> None:
-        """port: of the engine's HTTP server on the loopback address. ready: is held back meanwhile."""
-        self._port = port
+    def __init__(
+        self,
+        port: int,
+        healthy: Callable[[], bool],
+        probe: ProbeFlow,
+        costs: Costs,
+        ready: ReadyFlow,
+        account: Account,
+    ) -> None:
+        """port: of the engine's HTTP server on the loopback address; healthy: whether it has answered. ready: is held
+        back meanwhile."""
+        self._port, self._healthy = port, healthy
         self._probe, self._costs, self._ready, self._account = probe, costs, ready, account
         self._lock = threading.Lock()
         self._requested = threading.Event()
         self._socket: socket.socket | None = None  # of the prompt that is being computed
         self._told = Calibrated()
+        self._running = False
 
     def begin(self, config: AgentConfig) -> None:
-        """The first engine has attached. Nothing is asked where the configuration wants none, and of a pod that is, or
-        was, ready."""
+        """The first engine has attached. Nothing is asked where the configuration wants none or has no use for it, nor
+        in a pod that is ready."""
         seconds = config.loading.calibrationSeconds
-        if seconds <= 0 or config.paused or self._ready.latched:
+        if seconds <= 0 or config.loading.mode != MEASURED or config.paused or self._ready.ready:
             return
         until = time.monotonic() + seconds
         self._ready.change(lambda readiness: readiness.hold())
+        self._running = True
         try:
             threading.Thread(target=self._run, args=(until,), name="kvpool-calibrate", daemon=True).start()
         except RuntimeError:  # the container has no thread left
@@ -78,6 +91,11 @@ class Calibration:
         with self._lock:
             self._requested.set()
             self._break_off()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has to hear of the first request, also of one that can't load anything."""
+        return self._running
 
     def snapshot(self) -> Calibrated:
         with self._lock:
@@ -103,16 +121,24 @@ class Calibration:
         log.info("calibration: %s %s, %d prompts in %.2f s", ended.word, ended.detail, told.prompts, told.seconds)
         self._account.event("calibrated", ended_by=told.ended_by, prompts=told.prompts, seconds=round(told.seconds, 3))
         self._ready.change(lambda readiness: readiness.let_go(time.monotonic()))
+        self._running = False
 
     def _until_probed(self, until: float) -> None:
-        """The engine answers by then, or was found not to; its first request of all, for which it may compile what it
-        needs, is over. Raises _Ended."""
-        while not self._probe.settled:
+        """The engine answers; its first request of all, for which it may compile what it needs, is over. Raises
+        _Ended."""
+        while not (self._probe.settled and self._healthy()):
+            self._until_ready()
             left = until - time.monotonic()
             if left <= 0:
                 raise _Ended(DEADLINE, "the engine did not answer on its port before")
             if self._requested.wait(min(LOOK_SECONDS, left)):
                 raise _Ended(TRAFFIC)
+
+    def _until_ready(self) -> None:
+        """Raises _Ended where the pod did not wait: its engine turned out to be another one, its deadline has passed,
+        or the pool is paused."""
+        if self._ready.ready:
+            raise _Ended(DEADLINE, "the pod turned ready before")
 
     def _measure(self, until: float) -> None:
         """Raises _Ended."""
@@ -134,6 +160,7 @@ class Calibration:
 
     def _ask(self, tokens: int, seconds: float) -> int:
         """The HTTP status of the answer to a prompt of so many tokens, beside which nobody asked. Raises _Ended."""
+        self._until_ready()
         if seconds <= 0:
             raise _Ended(DEADLINE)
         body = {

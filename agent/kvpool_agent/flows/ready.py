@@ -44,11 +44,6 @@ class ReadyFlow:
         return self._readiness.ready
 
     @property
-    def latched(self) -> bool:
-        """Whether the pod was ready when this worker began."""
-        return self._readiness.latched
-
-    @property
     def added_seconds(self) -> float:
         return self._readiness.added_seconds
 

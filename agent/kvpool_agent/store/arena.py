@@ -132,10 +132,11 @@ class Arena:
         with self._lock:
             return [key in self._gone and (not told or self._index.may_tell(key)) for key in keys]
 
-    def may_tell(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Those that others may be told of, wherever they lie in their chains, here or not."""
+    def may_tell(self, keys: Iterable[bytes], chain: Sequence[bytes] = ()) -> list[bytes]:
+        """Those that others may be told of, here or not. chain: their request's blocks, in order, for their depth."""
         with self._lock:
-            return [key for key in keys if self._index.may_tell(key)]
+            too_deep = set(chain[self._index.told_depth :])
+            return [key for key in keys if key not in too_deep and self._index.may_tell(key)]
 
     def declare(self, keys: frozenset[bytes]) -> None:
         """The blocks that others may be told of from now on, here or not, where that is for declared ones."""

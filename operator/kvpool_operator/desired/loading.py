@@ -51,7 +51,8 @@ class Loading(Part, frozen=True):
             "A new replica's engine computes eight prompts of up to 8191 tokens, and a token each, before the replica "
             "turns ready: so Measured knows what computing costs from the first request on. That ends it, and it holds "
             "the pod back this long at most after the engine's attach. The engine's own counters count these prompts. "
-            "0: none, so what computing costs is known after some requests.",
+            "0: none, so what computing costs is known after some requests. A pod whose engine has attached goes on as "
+            "it was.",
             LIVE,
             ge=0,
             le=3600,

@@ -63,7 +63,8 @@ class Rdma(Part, frozen=True):
             "By what right the arena is locked in memory. Node: the container's limit on locked memory, which the "
             "node's container runtime sets, has to be large enough. IPCLock: the agent runs as root with IPC_LOCK and "
             "no other capability, where the pods' namespace bears the label pod-security.kubernetes.io/enforce: "
-            "privileged and the pod does not forbid it; elsewhere as with Node, and the status says why."
+            "privileged and the pod does not forbid it; elsewhere as with Node, and where the limit is too small then "
+            "the status says why."
         ),
     ] = "Node"
     allow_unencrypted: Annotated[

@@ -195,12 +195,14 @@ class Member:
         wait_for(f"{self.pod.name} sees {blocks} blocks at {holder.pod.name}", look, 60)
 
     def wait_for_heads(self, holder: "Member") -> None:
-        """Until this member's agent knows the beginnings of as many chains as `holder` does: before, its engine may
-        take a prompt for one that nobody has."""
+        """Until this member's agent knows the beginnings of as many chains as `holder` does, and has told its engine:
+        before, that may take a prompt for one that nobody has."""
 
         def look() -> bool:
             known, told = self.status().directory, holder.status().directory
-            return not (known.head_filter and told.head_filter) or known.heads == told.heads
+            if not (known.head_filter and told.head_filter):
+                return True
+            return known.heads == told.heads and known.heads_told >= known.heads_number
 
         wait_for(f"{self.pod.name} knows what {holder.pod.name} has told", look, 60)
 

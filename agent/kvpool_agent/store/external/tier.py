@@ -93,13 +93,13 @@ class ExternalTier:
 
     # -- what it is asked to keep --------------------------------------------------------------------
 
-    def used(self, slab: Slab, chain: Sequence[bytes], again: Sequence[bytes]) -> None:  # noqa: ARG002
+    def used(self, slab: Slab, chain: Sequence[bytes], again: Sequence[bytes]) -> None:
         """As LowerTier.used."""
         if self.paused or not again or not self.access.ready:
             return
         now = time.monotonic()
         fresh = now - RENEWED_AFTER * self._config.ttlSeconds
-        told = slab.arena.may_tell(again)  # first: the arena's lock may be held where this one is asked for
+        told = slab.arena.may_tell(again, chain)  # first: the arena's lock may be held where this one is asked for
         with self._changed:
             run = [key for key in told if self._known.get((slab.number, key), float("-inf")) < fresh]
             dropped = self._pending.setdefault(slab.number, Pending()).add(run, now) if run else 0
