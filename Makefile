@@ -60,5 +60,5 @@ soak:
 	@KVPOOL_TIERS_KILLS=200 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_disk.py tests/e2e/tiers/test_restart.py -k killed
 	@KVPOOL_RDMA_CONNECTIONS=1000 $$($(PYTHON) hack/prepare.py dev)/bin/python tests/e2e/rdma/machine.py --minutes 20 \
 		$$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/rdma/test_network.py -k connections
-	@OMP_NUM_THREADS=1 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/engine/test_earlier_client.py
+	@OMP_NUM_THREADS=1 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/engine/test_earlier_client.py tests/e2e/engine/test_calibrated.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/cluster/installed/test_certificates.py tests/e2e/cluster/installed/test_tenant_keys.py tests/e2e/cluster/installed/test_own_secrets.py tests/e2e/cluster/installed/test_autoscaler.py tests/e2e/cluster/installed/test_disk.py tests/e2e/cluster/installed/test_rollout.py -k "change_under_load or rotated_under_load or lacks_an_entry or autoscaler or arenas_of_churn or where_the_pool_blocks"

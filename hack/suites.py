@@ -33,7 +33,7 @@ PACKAGES = ("kvpool_contract", "kvpool_client", "kvpool_agent", "kvpool_lab", "k
 CLUSTER_NEEDS = REPOSITORY / "hack" / "cluster_packages.sh"
 STORE_NEEDS = REPOSITORY / "hack" / "store_packages.sh"
 ENGINES_BY_RDMA = "tests/e2e/engine/test_by_rdma.py"
-EARLIER_CLIENT = "tests/e2e/engine/test_earlier_client.py"  # of the soak
+ENGINES_OF_SOAK = ("tests/e2e/engine/test_earlier_client.py", "tests/e2e/engine/test_calibrated.py")
 LAST_OPTION = "--durations=5"  # of how tests are run; which ones follows
 
 
@@ -93,7 +93,8 @@ def lint() -> Suite:
 def suites(action: str) -> list[Suite]:
     unit = Suite("unit", 1, [pytest("tests/unit", "-n", "2")], pure=True)
     # agents wait more than they compute; engines compute, so no two files of theirs run at a time
-    engine = Suite("engine", 9, [pytest("tests/e2e/engine", "--ignore", ENGINES_BY_RDMA, "--ignore", EARLIER_CLIENT)])
+    elsewhere = (part for file in (ENGINES_BY_RDMA, *ENGINES_OF_SOAK) for part in ("--ignore", file))
+    engine = Suite("engine", 9, [pytest("tests/e2e/engine", *elsewhere)])
     tiers = Suite("tiers", 4, [pytest("tests/e2e/tiers", "-n", "2")])
     decisions = Suite(
         "decisions",

@@ -63,4 +63,7 @@ def test_engines_whose_rows_go_by_rdma_run_on_this_machine_and_in_one_suite_alon
     in_machine, here = suites.rdma().commands
     assert "tests/e2e/rdma/machine.py" in in_machine and here[-1] == ENGINES
     (engine,) = suites.suites("engine")
-    assert engine.commands[0][-5:] == ["tests/e2e/engine", "--ignore", ENGINES, "--ignore", suites.EARLIER_CLIENT]
+    elsewhere = [part for file in (ENGINES, *suites.ENGINES_OF_SOAK) for part in ("--ignore", file)]
+    assert engine.commands[0][-7:] == ["tests/e2e/engine", *elsewhere]
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert all(file in makefile for file in suites.ENGINES_OF_SOAK)
