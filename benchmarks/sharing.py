@@ -1,17 +1,19 @@
 """What sharing does to the time to the first token of real engines: where long prefixes are steadily found at other
 replicas, and where what another one holds comes too slowly to be worth it.
 
-    python benchmarks/sharing.py [--quick] [--csv FILE] [--prefix-tokens 640] [--slow-megabytes 10]
+    python benchmarks/sharing.py [--quick] [--picture NAME] [--csv FILE] [--prefix-tokens 640] [--slow-megabytes 10]
 
 Three real vLLM servers on the CPU with their agents, inside TLS and with `loading.mode: Measured`, which are a pool's
-defaults: `joined`. Three without: `bare`, and, asked as much again, `bare too`, which is the noise. No two arms share a
-prompt; one request at a time; arms of one round follow each other in an order drawn anew.
+defaults: `joined`. Three without: `bare`. No two arms share a prompt; one request at a time; arms of one round follow
+each other in an order drawn anew.
 
 - `steady`: in each round one replica, each in its turn, computes a new prefix, and the two others are asked for the one
-  of two rounds ago, each with an ending of its own.
+  of two rounds ago, each with an ending of its own. The bare ones are asked as much again, `bare too`: the noise.
 - `slow`: the third replica computes each round's prefix, and one of the others, in turn, is asked for the one of two
   rounds ago. Both reach the third one's agent by a proxy of this program's that paces what comes from there: to load a
-  prefix takes several times as long as to compute it.
+  prefix takes several times as long as to compute it. What is sought is small, and one server computes up to a tenth
+  faster than the next, with agents or without; so the same server is asked for a `fresh` prefix too, which nobody has,
+  and one is compared with the other. At the bare ones, which compute both, that is the noise.
 
 Rounds numbered below 0 come first and are in the file alone: each replica computes and is asked, so that every agent
 has measured what it decides by. All seconds are of this process's clock, from the request to its first token.
@@ -43,9 +45,11 @@ from replica import LOOPBACK, MIB, Replica, Tools, wait_for  # noqa: E402
 from servers import core_sets, on_cores, stream  # noqa: E402
 from throttled import ThrottledLink  # noqa: E402
 
-ARMS = BARE, JOINED, AGAIN = "bare", "joined", "bare too"
+BARE, JOINED, AGAIN = "bare", "joined", "bare too"
 STEADY, SLOW = "steady", "slow"
-COMPUTED, ASKED = "computed", "asked"
+ARMS = {STEADY: (BARE, JOINED, AGAIN), SLOW: (BARE, JOINED)}
+COMPUTED, ASKED, FRESH = "computed", "asked", "fresh"
+FRESH_SEEDS = 20_000  # and more; prompts of two seeds below 40,000 share nothing
 REPLICAS = 3
 WARM_UP = 2 * REPLICAS  # rounds
 LAG = 2  # rounds from a prefix's computing until it is asked for: the others have heard of it by then
@@ -86,7 +90,8 @@ def prefixes(picture: str, arm: str, count: int) -> list[Prefix]:
         askers = [n for n in range(REPLICAS) if n != holder]
         if picture == SLOW and number >= 0:
             holder, askers = REPLICAS - 1, [number % (REPLICAS - 1)]
-        seed = ((number + WARM_UP) * len(ARMS) + ARMS.index(arm)) * 2 + (picture == SLOW) + 1
+        arms = ARMS[picture]
+        seed = ((number + WARM_UP) * len(arms) + arms.index(arm)) * 2 + (picture == SLOW) + 1
         found.append(Prefix(number, seed, holder, askers))
     return found
 
@@ -156,16 +161,19 @@ def turn(picture: str, arm: str, fleet: Fleet, new: Prefix | None, known: Prefix
     if new is not None:
         yield Asked(picture, new.round, COMPUTED, arm, *fleet.ask(new.holder, new))
     for number in known.askers if known is not None else ():
-        yield Asked(picture, known.round, ASKED, arm, *fleet.ask(number, known))
+        fresh = dataclasses.replace(known, seed=FRESH_SEEDS + known.seed)
+        ways = [(ASKED, known), (FRESH, fresh)] if picture == SLOW else [(ASKED, known)]
+        for wave, prefix in ways if known.round // 2 % 2 else reversed(ways):  # each of two askers in both orders
+            yield Asked(picture, known.round, wave, arm, *fleet.ask(number, prefix))
     time.sleep(PAUSE_SECONDS)
 
 
 def run(picture: str, fleets: dict[str, Fleet], count: int) -> Iterator[Asked]:
     """All arms' rounds, interleaved."""
-    planned = {arm: prefixes(picture, arm, count) for arm in ARMS}
+    planned = {arm: prefixes(picture, arm, count) for arm in ARMS[picture]}
     steps = count + WARM_UP + LAG
     began = told = time.monotonic()
-    for step, order in enumerate(rounds.orders(ARMS, steps)):
+    for step, order in enumerate(rounds.orders(ARMS[picture], steps)):
         for arm in order:
             new = planned[arm][step] if step < steps - LAG else None
             known = planned[arm][step - LAG] if step >= LAG else None
@@ -238,28 +246,46 @@ def seconds_of(asked: Sequence[Asked], picture: str, wave: str, arm: str) -> lis
 def show(asked: Sequence[Asked], prefix_tokens: int) -> None:
     """Tables of all rounds from 0 on."""
     asked = [one for one in asked if one.round >= 0]
-    waves = [(picture, wave) for picture in (STEADY, SLOW) for wave in (ASKED, COMPUTED)]
+    pictures = [picture for picture in ARMS if any(one.picture == picture for one in asked)]
+    waves = [(picture, wave) for picture in pictures for wave in (ASKED, FRESH, COMPUTED)]
     print("\n| picture | wave | arm | requests | loaded whole | p50 | p95 | p99 |\n|---|---|---|---|---|---|---|---|")
     for picture, wave in waves:
-        for arm in ARMS:
+        for arm in ARMS[picture]:
             of = [one for one in asked if (one.picture, one.wave, one.arm) == (picture, wave, arm)]
+            if not of:
+                continue
             whole = sum(one.cached >= prefix_tokens for one in of)
             times = [rounds.quantile([one.seconds for one in of], part) for part in PARTS]
             told = " | ".join(f"{1e3 * seconds:.0f} ms" for seconds in times)
             print(f"| {picture} | {wave} | {arm} | {len(of)} | {whole} | {told} |")
-    print("\n| picture | wave | quantile | joined / bare | A/A | beyond the noise |\n|---|---|---|---|---|---|")
-    for picture, wave in waves:
-        bare, joined, again = (seconds_of(asked, picture, wave, arm) for arm in ARMS)
-        for part in PARTS:
-            ratio = rounds.quantile_ratio(joined, bare + again, part)
-            noise = rounds.quantile_ratio(again, bare, part)
-            word = "slower" if ratio.low > noise.high else "faster" if ratio.high < noise.low else "no"
-            print(f"| {picture} | {wave} | p{100 * part:.0f} | {ratio} | {noise} | {word} |")
+    print("\n| picture | compared | quantile | ratio | noise | beyond it |\n|---|---|---|---|---|---|")
+    for picture in pictures:
+        for name, above, below, noise in compared(asked, picture):
+            for part in PARTS:
+                ratio, chance = rounds.quantile_ratio(above, below, part), rounds.quantile_ratio(*noise, part)
+                word = "slower" if ratio.low > chance.high else "faster" if ratio.high < chance.low else "no"
+                print(f"| {picture} | {name} | p{100 * part:.0f} | {ratio} | {chance} | {word} |")
+
+
+Series = Sequence[float]
+
+
+def compared(asked: Sequence[Asked], picture: str) -> Iterator[tuple[str, Series, Series, tuple[Series, Series]]]:
+    """What of a picture is compared with what, and two series between which there is nothing but noise."""
+    if picture == SLOW:
+        joined, fresh = (seconds_of(asked, picture, wave, JOINED) for wave in (ASKED, FRESH))
+        bare, too = (seconds_of(asked, picture, wave, BARE) for wave in (ASKED, FRESH))
+        yield "joined: asked / fresh", joined, fresh, (bare, too)
+        return
+    for wave in (ASKED, COMPUTED):
+        bare, joined, again = (seconds_of(asked, picture, wave, arm) for arm in (BARE, JOINED, AGAIN))
+        yield f"{wave}: joined / bare", joined, [*bare, *again], (again, bare)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="Few rounds: to see that it works.")
+    parser.add_argument("--picture", choices=[STEADY, SLOW], default="", help="One of them alone.")
     parser.add_argument("--csv", type=Path, help="Where every request's seconds are written.")
     parser.add_argument("--prefix-tokens", type=int, default=640, help="A multiple of 128, at most 1920.")
     parser.add_argument("--slow-megabytes", type=float, default=10.0, help="A second, of what comes from the slow one.")
@@ -268,6 +294,7 @@ def main() -> None:
         parser.error(f"--prefix-tokens {given.prefix_tokens}: a multiple of 128, at most 1920")
     engine_cores, _ = core_sets("sharing.py")
     counts = {STEADY: 3, SLOW: 4} if given.quick else {STEADY: 100, SLOW: 200}
+    counts = {picture: count for picture, count in counts.items() if given.picture in ("", picture)}
     print(f"{rounds.machine()}; prefixes of {given.prefix_tokens} tokens", flush=True)
     with tempfile.TemporaryDirectory(prefix="kvpool-sharing-") as name:
         folder, tools = Path(name), Tools.prepared()
