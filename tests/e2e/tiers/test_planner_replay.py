@@ -57,7 +57,7 @@ QUICK = Trace("mooncake/synthetic_trace.jsonl", 512, 6_000, requests=1500)
 FIVE = {
     "conversation": Trace("mooncake/conversation_trace.jsonl", 512, 32_768),
     "synthetic": Trace("mooncake/synthetic_trace.jsonl", 512, 16_384),
-    "agents": Trace("claude_code_weka/cc_merged300_b512.jsonl.gz", 512, 32_768),
+    "agents": Trace("claude_code_weka/cc_merged300_b512.jsonl.gz", 512, 46_000),
     "agents, in small blocks": Trace("claude_code_weka/sessions_delta.jsonl.xz", 64, 32_768, requests=1500),
     "retrieval": Trace("ragpulse/ragpulse_chained_b64.jsonl.gz", 64, 32_768),
 }
