@@ -34,6 +34,8 @@ if "kvpool_agent.worker" in sys.orig_argv:
     from kvpool_agent.directory import locate
     locate.LOCATE_SECONDS = 30.0
 """
+# agents that wait long for the rows of their probe, so that they ask for it once, for tests that count requests
+PROBING_ONCE = "from kvpool_agent.flows import probe; probe.STORED_SECONDS = 30.0"
 RAW_ROWS, RAW_ROW_BYTES = 8, 4096
 
 

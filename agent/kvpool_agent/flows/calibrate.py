@@ -22,11 +22,10 @@ from collections.abc import Callable
 
 from kvpool_agent.account import Account
 from kvpool_agent.costs import Costs
-from kvpool_agent.flows.engine_http import complete
+from kvpool_agent.flows.engine_http import complete, marked
 from kvpool_agent.flows.probe import ProbeFlow, prompt
 from kvpool_agent.flows.ready import ReadyFlow
 from kvpool_agent.policy.admission import MEASURED
-from kvpool_client.samples import CANARY
 from kvpool_contract.calibration import Calibrated
 from kvpool_contract.config import AgentConfig
 
@@ -168,8 +167,7 @@ class Calibration:
             "max_tokens": 1,
             "temperature": 0,
             "cache_salt": secrets.token_hex(16),
-            # vLLM puts nothing of such a request into its host tier
-            "kv_transfer_params": {CANARY: secrets.token_hex(8), "max_offload_tokens": 0},
+            "kv_transfer_params": marked(secrets.token_hex(8)),
         }
         status, failed = 0, None
         try:

@@ -24,11 +24,11 @@ from typing import Any
 
 from kvpool_agent.account import Account
 from kvpool_agent.directory.distrust import Distrust
-from kvpool_agent.flows.engine_http import complete, metrics
+from kvpool_agent.flows.engine_http import complete, marked, metrics
 from kvpool_agent.flows.request import Request, beginning
 from kvpool_agent.policy.fidelity import LIKELIEST, Chances, Verdict, judge
 from kvpool_agent.store.slab import Slab
-from kvpool_client.samples import CANARY, unpacked
+from kvpool_client.samples import unpacked
 from kvpool_contract.canary import Canary
 from kvpool_contract.config import AgentConfig
 from kvpool_contract.external import STORE
@@ -201,11 +201,9 @@ class CanaryFlow:
         mark = secrets.token_hex(8)
         with self._changed:
             self._mark, self._held = mark, None
-        # vLLM puts nothing of such a request into its host tier
-        parameters = {CANARY: mark, "max_offload_tokens": 0}
         body = {
             "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": LIKELIEST,
-            "return_tokens_as_token_ids": True, "kv_transfer_params": parameters,
+            "return_tokens_as_token_ids": True, "kv_transfer_params": marked(mark),
             **({"cache_salt": salt} if salt else {}),
         }  # fmt: skip
         port = self._config().engine.port

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from kvpool_client.samples import CANARY
+
 MAX_ANSWER = 1 << 20  # bytes
 Connected = Callable[[socket.socket], object]
 
@@ -24,6 +26,12 @@ def post(port: int, path: str, body: dict[str, Any], seconds: float, longest: in
     """The status and the body of what it answers, of which so many bytes are read. Raises OSError or HTTPException
     where it does not."""
     return _asked(port, seconds, longest, _nobody, "POST", path, *_as_json(body))
+
+
+def marked(mark: str) -> dict[str, Any]:
+    """The kv_transfer_params of a request of the agent's own, of which the client loads, stores and counts nothing
+    (kvpool_client.samples), and vLLM puts nothing into its host tier."""
+    return {CANARY: mark, "max_offload_tokens": 0}
 
 
 def _as_json(body: dict[str, Any]) -> tuple[str, dict[str, str]]:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agent_pool import WAIT_SECONDS, AgentPool
+from agent_pool import PROBING_ONCE, WAIT_SECONDS, AgentPool
 from replica import wait_for
 from standin_engine import Served, is_canary, prompt
 from standin_model import BLOCK_TOKENS
@@ -14,7 +14,6 @@ from kvpool_contract.status import Hits
 
 LONG_SECONDS = 600.0  # that nobody waits for
 CALIBRATED = {"loading": {"calibrationSeconds": LONG_SECONDS}}
-ONCE = "from kvpool_agent.flows import probe; probe.STORED_SECONDS = 60.0"  # as the next line says
 PROBE = 1
 PROMPTS = ROUNDS * len(LENGTHS)
 BLOCKS = 4
@@ -23,7 +22,7 @@ BLOCKS = 4
 def test_what_computing_costs_is_known_before_the_first_request_and_in_nobodys_counts(pool: AgentPool) -> None:
     a = pool.joined("a")
     a.engine.serve(prompt("p", BLOCKS))
-    b = pool.node("b", **CALIBRATED).patched(ONCE).start().until_sees(a).attach(probe=True)
+    b = pool.node("b", **CALIBRATED).patched(PROBING_ONCE).start().until_sees(a).attach(probe=True)
     b.until("is told ready", lambda s: any(event.word == "ready" for event in s.events))
     status = b.until_state("Ready(warm)")
     assert (status.calibrated.ended_by, status.calibrated.prompts) == ("complete", PROMPTS)
@@ -47,7 +46,7 @@ def test_a_request_ends_it_while_a_prompt_is_computed_and_the_pod_is_ready(pool:
             computing.set()
             go_on.wait(LONG_SECONDS)
 
-    a = pool.node("a", **CALIBRATED).patched(ONCE).start().attach(probe=True, before_completion=hold_up)
+    a = pool.node("a", **CALIBRATED).patched(PROBING_ONCE).start().attach(probe=True, before_completion=hold_up)
     wait_for("a prompt is computed", computing.is_set, WAIT_SECONDS, 0.005)
     assert a.status().state == "Warming"
     assert a.engine.serve(prompt("p", BLOCKS)) == Served(computed=BLOCKS)

@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agent_pool import AgentPool, Node
+from agent_pool import PROBING_ONCE, AgentPool, Node
 from standin_engine import BLOCK_TOKENS, HASH_BYTES, KEY_BYTES, Served, StandInEngine, prompt
 
 from kvpool_client.groups import FULL, WINDOW, Group
 
 WARM_BLOCKS = 6
-# who waits long enough for the probe's rows asks for it once
-ONCE = "from kvpool_agent.flows import probe; probe.STORED_SECONDS = 30.0"
 
 
 def halves_swapped(row: bytes) -> bytes:
@@ -30,7 +28,7 @@ def test_the_first_is_alone_and_the_next_is_compared_with_it_by_one_request_and_
     a = verdict(pool.node("a").start().attach(probe=True), "alone")
     assert a.engine.serve(prompt("p", 6)) == Served(computed=6)
     a.until_blocks(6)
-    b = verdict(pool.node("b").patched(ONCE).start().attach(probe=True).until_sees(a), "same")
+    b = verdict(pool.node("b").patched(PROBING_ONCE).start().attach(probe=True).until_sees(a), "same")
     status = b.until_state("Ready(warm)")
     assert status.probe.member == a.status().member
     assert status.probe.blocks == a.status().probe.blocks

@@ -19,6 +19,8 @@ from kvpool_lab.replay import replay
 
 WHOLE = os.environ.get("KVPOOL_WHOLE_TRACES") == "1"
 NAMES = ("conversation", "synthetic", "claude-code")
+# by how much of the tokens the best possible is above LRU at least, where that is less than elsewhere
+APART = {("claude-code", 20): 0.004}
 
 
 @pytest.mark.parametrize(("name", "percent"), KNOWN if WHOLE else QUICK)
@@ -38,15 +40,13 @@ def test_lru_and_the_best_possible_equal_an_independent_simulator(name: str) -> 
     seen = requests(name)
     warm_up = plan.warmup_requests
     tokens = sum(request.tokens for request in seen[warm_up:])
-    apart = []
     for percent in (1, 5, 20):
         blocks = blocks_of(name, percent)
         lru = replay(seen, [("LRU", blocks)], warm_up).outcomes[0].hit_tokens / tokens
         assert abs(lru - simulate_policy(plan, "lru", blocks).hitRate) < 0.0005
         best = belady_tokens(seen, blocks, warm_up) / tokens
         assert abs(best - simulate_policy(plan, "optimal", blocks).hitRate) < 0.0005
-        apart.append(best - lru)
-    assert min(apart) > 0 and max(apart) > 0.01  # the two are not one and the same
+        assert lru < best - APART.get((name, percent), 0.01)  # the two are not one and the same
 
 
 @pytest.mark.parametrize(("name", "percent"), [("synthetic", 5), ("synthetic", 20)])
