@@ -48,10 +48,13 @@ def test_a_request_ends_it_while_a_prompt_is_computed_and_the_pod_is_ready(pool:
 
     a = pool.node("a", **CALIBRATED).patched(PROBING_ONCE).start().attach(probe=True, before_completion=hold_up)
     wait_for("a prompt is computed", computing.is_set, WAIT_SECONDS, 0.005)
-    assert a.status().state == "Warming"
+    status = a.status()
+    # the engine asks for every prompt meanwhile: one that nobody knows ends it, too
+    assert (status.state, status.directory.head_filter) == ("Warming", False)
     assert a.engine.serve(prompt("p", BLOCKS)) == Served(computed=BLOCKS)
     status = a.until_state("Ready(degraded)", "nothing_to_warm")
     assert (status.calibrated.ended_by, status.calibrated.prompts, status.costs.recompute.count) == ("traffic", 0, 0)
+    a.until("unknown prompts are told by their heads again", lambda s: s.directory.head_filter)
     go_on.set()
     # what it computes after all is taken for nobody's
     wait_for("computed after all", lambda: a.engine.requests == PROBE + 2, WAIT_SECONDS, 0.005)
