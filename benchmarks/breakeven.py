@@ -37,7 +37,7 @@ BLOCKS, ROW_BYTES, PROMPTS = 16, MIB, 6
 TOKENS = BLOCKS * BLOCK_TOKENS
 FIRST, LAST, STEPS_A_DECADE = 50e6, 5e9, 10
 SHOWN, AT_EACH = 18, 8  # requests that show the agents a new rate (a quantile follows after 16), and that are counted
-OFTEN = "import kvpool_agent.flows.admit as admit; admit.TRY_SECONDS = 0.1"
+OFTEN = "import kvpool_agent.policy.tries as tries; tries.TRY_SECONDS = tries.LONGEST_TRY_SECONDS = 0.1"
 
 
 @dataclass(frozen=True)

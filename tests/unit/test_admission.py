@@ -20,8 +20,9 @@ from kvpool_agent.flows.fetch import Fetcher
 from kvpool_agent.flows.lookup import LookupFlow
 from kvpool_agent.flows.request import Request
 from kvpool_agent.peer.connection import PeerError
-from kvpool_agent.policy.admission import TRY_SECONDS, Offer, asking_pays, chosen, patience
+from kvpool_agent.policy.admission import Offer, asking_pays, chosen, patience
 from kvpool_agent.policy.boundary import NO_LIMIT, Blocks
+from kvpool_agent.policy.tries import LONGEST_TRY_SECONDS, TRY_SECONDS
 from kvpool_agent.store.arena import Arena
 from kvpool_agent.store.memory import ArenaMemory
 from kvpool_agent.store.slab import Slab
@@ -131,6 +132,15 @@ class Planner:
         for _ in range(times):
             self.costs.moved(name, 0.0, SLOT, block_seconds)
 
+    def was_tried(self, way: str) -> None:
+        """Just now, so that no request tries it again."""
+        assert self.flow.admission._tries.due(way, self.now)
+
+    def forgets_blocks(self) -> None:
+        """What has been loaded is gone again."""
+        for key in KEYS:
+            self.slab.arena.drop(key)
+
     def plan(self) -> tuple[int, dict[str, int]]:
         """Blocks ready, and what was missed in this plan, by reason."""
         before = self.account.misses
@@ -181,25 +191,45 @@ def test_of_an_engine_that_was_calibrated_the_first_request_is_decided_by_what_i
     assert made.plan() == expected
 
 
-def test_tries_are_bounded_in_rate_and_end_the_refusal_when_the_source_is_fast_again(planner: Make) -> None:
+def tries_until_loaded(made: Planner) -> list[float]:
+    """After how many seconds each try came, of requests every 2.5 s; all are refused until one is loaded, or for five
+    minutes."""
+    made.flow.admission._submit = lambda work: work()
+    began, tried = made.now, list[float]()
+    for refused in range(120):
+        before = made.account.counters.get("loads_tried", 0)
+        if made.plan() == (BLOCKS, {}):
+            break
+        if made.account.counters.get("loads_tried", 0) > before:
+            tried.append(made.now - began)
+            made.forgets_blocks()
+        assert made.account.counters["loads_refused"] == refused + 1
+        made.now += TRY_SECONDS / 2
+    return tried
+
+
+def test_what_stays_slow_is_tried_ever_more_rarely(planner: Make) -> None:
+    made = planner(Members({"a": ALL}, a=0.02))
+    made.computing_costs(0.1)
+    made.path_costs("a", 0.05)  # 0.4 s for the chain
+    assert tries_until_loaded(made) == [0.0, 5.0, 15.0, 35.0, 75.0, 135.0, 195.0, 255.0]
+
+    for _ in range(10):
+        made.computing_costs(20.0)  # it pays now, so that the tries begin anew when it does no more
+    assert made.plan() == (BLOCKS, {})
+    made.forgets_blocks()
+    made.path_costs("a", 100.0)
+    assert made.plan() == (0, {"too_slow": BLOCKS})
+    assert made.account.counters["loads_tried"] == 9
+
+
+def test_a_source_that_is_fast_again_is_tried_soon_until_it_is_loaded_from(planner: Make) -> None:
     made = planner(Members({"a": ALL}, a=0.0))
     made.computing_costs(8.0)
     made.path_costs("a", 2.0)
-    refused = 0
-    for _ in range(400):
-        ready, _missed = made.plan()
-        if ready == BLOCKS:
-            break
-        refused += 1
-        measured = 60 + made.account.counters["loads_tried"]
-        wait_for("the try", lambda measured=measured: made.costs.snapshot().paths["a"].moved == measured, 20)
-        for key in KEYS:  # what tries have brought is gone again
-            made.slab.arena.drop(key)
-        made.now += TRY_SECONDS / 2
-    assert 0 < refused < 400
-    counters = made.account.counters
-    assert counters["loads_refused"] == refused
-    assert counters["loads_tried"] == (refused + 1) // 2  # every second time
+    tried = tries_until_loaded(made)
+    assert tried == [TRY_SECONDS * n for n in range(len(tried))]
+    assert 0 < len(tried) < 60
 
 
 def test_tries_of_a_disk_are_measured_and_end_the_refusal_when_it_is_fast_again(planner: Make, tmp_path: Path) -> None:
@@ -217,7 +247,7 @@ def test_tries_of_a_disk_are_measured_and_end_the_refusal_when_it_is_fast_again(
         wait_for("the try", lambda before=before: made.costs.snapshot().paths["disk"].moved == before + 1, 20)
         tries += 1
         stored.drop(NUMBERS)
-        made.now += TRY_SECONDS
+        made.now += LONGEST_TRY_SECONDS
     assert 0 < tries < 100
     assert made.account.counters["loads_tried"] == made.account.counters["loads_refused"] == tries
     stored.close()
@@ -244,7 +274,7 @@ def test_without_the_slow_source_as_much_is_loaded_as_the_others_have(planner: M
     made.computing_costs(8.0)
     made.path_costs("fast", 0.001)
     made.path_costs("slow", 10.0)
-    made.flow.admission._tried = {"slow": made.now}  # not now
+    made.was_tried("slow")  # not now
     assert made.plan() == (BLOCKS // 2, {"too_slow": BLOCKS // 2})
     assert made.members.asked == [("fast", BLOCKS // 2)]
     assert made.account.counters["loads_shortened"] == 1
@@ -279,7 +309,7 @@ def test_what_installing_costs_is_asked_by_the_blocks_by_which_it_is_measured(pl
     made = planner(Members({}))
     made.computing_costs(0.8)
     made.costs.served(Timing(2.0, 0.8, 0, BLOCKS, 0.0, 0.5), Shares(0, BLOCKS, BLOCKS * SLOT))
-    made.flow.admission._tried = {"install": made.now}
+    made.was_tried("install")
     groups = [[bytes([number, n]) * 8 for n in range(BLOCKS)] for number in range(3)]
     for keys in groups:
         for key, slot in zip(keys, made.slab.arena.reserve(BLOCKS, 0.0), strict=True):
@@ -294,19 +324,32 @@ def test_where_asking_takes_longer_than_computing_nobody_is_asked_and_that_is_a_
     made.computing_costs(10.0)
     for _ in range(60):
         made.costs.looked_up(500.0)
-    made.flow.admission._tried = {"lookup": made.now}
+    made.was_tried("lookup")
     assert made.plan() == (0, {"too_slow": BLOCKS})
     assert made.members.lookups == 0
     made.now += TRY_SECONDS
     assert made.plan() == (BLOCKS, {})
     assert made.members.lookups == 1
 
+    def asks(seconds: float) -> bool:
+        for _ in range(200):
+            made.costs.looked_up(seconds)
+        before = made.members.lookups
+        made.forgets_blocks()
+        made.plan()
+        return made.members.lookups > before
+
+    made.now += TRY_SECONDS
+    assert not asks(500.0), "the second try is not due yet"
+    assert asks(0.0)
+    assert asks(500.0), "since it has paid, tries begin anew"
+
 
 def test_bytes_that_others_wait_for_count_as_waited_for(planner: Make) -> None:
     made = planner(Members({"a": ALL}, a=0.0))
     made.computing_costs(8.0)
     made.path_costs("a", 0.5)  # 4 s for the chain: it pays
-    made.flow.admission._tried = {"a": made.now}
+    made.was_tried("a")
     made.fetcher._wait_for("a", 8 * SLOT)  # another request's chain: 8 s for both
     assert made.plan() == (0, {"too_slow": BLOCKS})
     made.fetcher._wait_for("a", -8 * SLOT)

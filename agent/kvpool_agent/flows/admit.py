@@ -1,14 +1,14 @@
 """Admission: how far a request is loaded, given what loading and computing have cost lately.
 
 Every boundary that could be reached is weighed: with all sources, then without the slowest one of them, and so on. What
-is refused would never be measured again, so at a bounded rate it is tried: a few blocks of it are fetched while the
-request is computed, so that nobody waits for a try. Only what lies between arena and engine needs a real load to be
-measured, and one is let through.
+is refused would never be measured again, so it is tried, ever more rarely (policy.tries): a few blocks of it are
+fetched while the request is computed, so that nobody waits for a try. Only what lies between arena and engine needs a
+real load to be measured, and one is let through.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvpool_agent.account import Account
@@ -20,7 +20,6 @@ from kvpool_agent.flows.request import Request, anywhere, in_arena, not_in_arena
 from kvpool_agent.policy.admission import (
     ALWAYS,
     MEASURED,
-    TRY_SECONDS,
     Offer,
     asking_pays,
     chosen,
@@ -28,13 +27,13 @@ from kvpool_agent.policy.admission import (
 )
 from kvpool_agent.policy.boundary import first_lacking, longest
 from kvpool_agent.policy.purposes import DEMAND
+from kvpool_agent.policy.tries import Tries
 from kvpool_agent.store.slab import Slab
 from kvpool_contract.config import Loading
 
 MAX_OFFERS = 4  # for one request: with all sources, and so many times without the slowest one left
 TRY_BLOCKS, TRY_BYTES = 4, 16 << 20
 TRIED_SECONDS = 5.0  # for a try at most
-MAX_TRIES = 256  # ways of which is remembered when they were tried
 INSTALL, LOOKUP = "install", "lookup"  # what is tried beside paths
 
 
@@ -77,7 +76,7 @@ class Admission:
         self._costs = fetcher.costs
         self._submit, self._clock = submit, clock
         self._lock = threading.Lock()
-        self._tried: dict[str, float] = {}
+        self._tries = Tries()
 
     def asks(self, request: Request) -> bool:
         """Whether it may pay to ask members what they hold of a request of which nothing lies here."""
@@ -86,7 +85,10 @@ class Admission:
             return True
         end = min(blocks.tokens for blocks in request.blocks)
         cost = self._costs.recompute(first_lacking(request.blocks), end)
-        return asking_pays(self._costs.lookup(), cost, loading.margin) or self._try(LOOKUP)
+        if asking_pays(self._costs.lookup(), cost, loading.margin):
+            self._pay([LOOKUP])
+            return True
+        return self._try(LOOKUP)
 
     def admit(
         self, slab: Slab, request: Request, near: Sequence[Sequence[bool]], found: Holders, deadline: float
@@ -98,7 +100,9 @@ class Admission:
             return Admitted(planned, planned, found, True, deadline)
         ways = self._ways(slab, request, near, found, start, planned)
         best = chosen([way.offer for way in ways], self.loading.margin)
-        if best is None and self._through(ways[0].offer):
+        if best is not None:
+            self._pay([*best.parts, INSTALL])
+        elif self._through(ways[0].offer):
             best = ways[0].offer
         if best is not ways[0].offer:
             self._account.count("loads_refused" if best is None else "loads_shortened")
@@ -166,26 +170,37 @@ class Admission:
         tried: set[str] = set()
         for address, blocks, _ in pieces_of(request, indexes, way.found.held):
             if address in way.offer.parts and address not in tried and self._try(address):
-                self._account.count("loads_tried")
-                self._submit(self._fetching(slab, address, blocks[:most]))
+                self._submit(self._trying(slab, way.offer, address, blocks[:most]))
             tried.add(address)
         if DISK in way.offer.parts and self._try(DISK):
-            self._account.count("loads_tried")
             here = self._disk.held(slab, [w.key for w in lacking])
             stored = [w for w, lies in zip(lacking, here, strict=True) if lies][:most]
-            self._submit(lambda: self._disk.load(slab, stored, time.monotonic() + TRIED_SECONDS))
+            self._submit(self._trying(slab, way.offer, DISK, stored))
 
-    def _fetching(self, slab: Slab, address: str, blocks: list[Wanted]) -> Callable[[], object]:
-        return lambda: self._fetcher.fetch(slab, address, blocks, DEMAND, time.monotonic() + TRIED_SECONDS)
+    def _trying(self, slab: Slab, offer: Offer, path: str, blocks: list[Wanted]) -> Callable[[], object]:
+        """What brings the blocks; so fast that all of the offer would pay, the next try comes soon."""
+        self._account.count("loads_tried")
+        expected = self._costs.remote(path, len(blocks) * slab.slot_bytes)
+        margin = self.loading.margin
+
+        def bring() -> None:
+            began = time.monotonic()
+            deadline = began + TRIED_SECONDS
+            if path == DISK:
+                reason = self._disk.load(slab, blocks, deadline)
+            else:
+                reason = self._fetcher.fetch(slab, path, blocks, DEMAND, deadline)
+            took = time.monotonic() - began
+            if not reason and expected and offer.pays_where(path, took / expected, margin):
+                self._pay([path])
+
+        return bring
 
     def _try(self, way: str) -> bool:
         """Whether a way that is refused may be tried now."""
-        now = self._clock()
         with self._lock:
-            if now - self._tried.get(way, float("-inf")) < TRY_SECONDS:
-                return False
-            self._tried.pop(way, None)
-            self._tried[way] = now
-            while len(self._tried) > MAX_TRIES:
-                self._tried.pop(next(iter(self._tried)))
-            return True
+            return self._tries.due(way, self._clock())
+
+    def _pay(self, ways: Iterable[str]) -> None:
+        with self._lock:
+            self._tries.pay(ways)

@@ -1,8 +1,10 @@
 """The engine's own HTTP port on the loopback address: the one way to have an unmodified engine compute something."""
 
 import http.client
+import io
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,13 +45,39 @@ def metrics(port: int, seconds: float) -> str:
     return _asked(port, seconds, MAX_ANSWER, _nobody, "GET", "/metrics")[1].decode(errors="replace")
 
 
+class _Until(io.RawIOBase):
+    """What comes on a connection until a time: a timeout of the socket's own would begin anew with each byte. It stands
+    for the socket itself where http.client asks that for something to read from."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        super().__init__()
+        self._connection, self._deadline = connection, deadline
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises TimeoutError."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 def _asked(port: int, seconds: float, longest: int, connected: Connected, *request: Any) -> tuple[int, bytes]:
+    deadline = time.monotonic() + seconds
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
         connection.connect()
         connected(connection.sock)
         connection.request(*request)
-        answer = connection.getresponse()
-        return answer.status, answer.read(longest)
+        answer = http.client.HTTPResponse(_Until(connection.sock, deadline), method=request[0])  # type: ignore[arg-type]
+        with answer:
+            answer.begin()
+            return answer.status, answer.read(longest)
     finally:
         connection.close()

@@ -3,17 +3,16 @@
 A load is admitted where its 95th percentile and what it costs the requests beside it, times a margin, is below the
 median of computing the same tokens. Of several boundaries that could be reached (with every source, without the slowest
 one, ...) the one that saves most is chosen, in whole blocks. What was never measured is tried: nothing else would ever
-measure it. What is refused is tried again at a bounded rate, for the same reason.
+measure it. What is refused is tried again from time to time (policy.tries), for the same reason.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 MEASURED: Final = "Measured"
 ALWAYS: Final = "Always"
 NEVER: Final = "Never"
-TRY_SECONDS = 5.0  # between two tries of a way that is refused
 LEAST_PATIENCE_SECONDS = 0.05  # a soft deadline is no shorter, however little there is to compute
 
 
@@ -49,6 +48,14 @@ class Offer:
         if transfer is None or self.recompute is None:
             return False
         return self.recompute > margin * transfer * (1 + self.interference)
+
+    def pays_where(self, path: str, part: float, margin: float) -> bool:
+        """Whether it would pay if this path took so large a part of what it is said to take."""
+        seconds = self.parts.get(path)
+        if seconds is None:
+            return False
+        gain = replace(self, parts={**self.parts, path: part * seconds}).gain(margin)
+        return gain is not None and gain > 0
 
     @property
     def slowest(self) -> str:
