@@ -31,7 +31,7 @@ help:
 	@echo "make gpu-check  on a machine with a CUDA device: memory, copies, an engine (five minutes)"
 	@echo "make images   both images, as REGISTRY/kvpool/operator and REGISTRY/kvpool/agent (REGISTRY, DOCKER, BASE)"
 	@echo "make release  what a release consists of, into dist/: wheel, lists of what the images hold, audit"
-	@echo "make soak     a fuzzer over both ports, the control plane at scale, then an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
+	@echo "make soak     a fuzzer over both ports, the control plane at scale, the images as docker builds them, then an hour of mixed faults under load, every loaded byte compared (SOAK_MINUTES, SOAK_SEED)"
 
 demo:
 	@$(PYTHON) hack/prepare.py preflight
@@ -55,6 +55,7 @@ soak: export PYTHONPATH := $(PYTHONPATH):$(CURDIR)/tests/e2e:$(CURDIR)/examples/
 soak:
 	@$$($(PYTHON) hack/prepare.py fuzz)/bin/python tests/soak/fuzz.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/scale.py
+	@DOCKER="$(DOCKER)" BASE="$(BASE)" $$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/images.py
 	@$$($(PYTHON) hack/prepare.py dev)/bin/python tests/soak/soak.py
 	@KVPOOL_WHOLE_TRACES=1 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_replay.py tests/e2e/tiers/test_planner_replay.py
 	@KVPOOL_TIERS_KILLS=200 $$($(PYTHON) hack/prepare.py dev)/bin/python -m pytest -q tests/e2e/tiers/test_disk.py tests/e2e/tiers/test_restart.py -k killed

@@ -27,6 +27,8 @@ rm -rf "$root/opt/kvpool"
     --target "$root/opt/kvpool" --only-binary=:all: --implementation cp --python-version 3.11 \
     --platform "manylinux_2_28_$machine" --platform "manylinux_2_17_$machine" --platform "manylinux2014_$machine" \
     --no-deps --require-hashes -r "$work/requirements.txt"
+# pods run modules; the commands that libraries bring along are nobody's, and kvpool's own needs an extra that is not here
+rm -rf "$root/opt/kvpool/bin"
 # The root file system is read-only in the pod, so byte code that is not in the image is made anew at every start. It is
 # not tied to file times, which layers of an image round.
 compile="compileall -q --invalidation-mode unchecked-hash"
