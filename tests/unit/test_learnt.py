@@ -9,7 +9,7 @@ from kvpool_agent.directory.learnt import (
     MAX_REFUSED,
     REFUSED_SECONDS,
     Learnt,
-    is_address,
+    may_be_a_member,
 )
 
 HERE = "10.0.0.1:7700"
@@ -48,7 +48,7 @@ def test_a_flood_is_bounded_and_forgotten() -> None:
 
 @pytest.mark.parametrize("text", [HERE, "[fd00::1]:7700", "127.0.0.1:1", "127.0.0.1:65535"])
 def test_addresses_are_numbers_of_either_family(text: str) -> None:
-    assert is_address(text)
+    assert may_be_a_member(text)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,25 @@ def test_addresses_are_numbers_of_either_family(text: str) -> None:
 def test_names_and_nonsense_are_not_dialled(text: str) -> None:
     learnt = Learnt()
     learnt.hear([text], 0.0)
-    assert not is_address(text) and learnt.addresses(0.0) == []
+    assert not may_be_a_member(text) and learnt.addresses(0.0) == []
+
+
+@pytest.mark.parametrize("text", [HERE, "[fd00::1]:7700", "[::ffff:10.0.0.1]:7700", "100.64.0.1:7700"])
+def test_pods_are_dialled_at_the_port_of_pods(text: str) -> None:
+    learnt = Learnt(7700)
+    learnt.hear([text], 0.0)
+    assert learnt.addresses(0.0) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10.0.0.1:80", "[fd00::1]:443", "127.0.0.1:7700", "[::1]:7700", "[::ffff:127.0.0.1]:7700", "0.0.0.0:7700",
+        "[::]:7700", "169.254.169.254:7700", "[fe80::1]:7700", "[fe80::1%eth0]:7700", "[::ffff:169.254.169.254]:7700",
+        "224.0.0.1:7700", "[ff02::1]:7700", "a.name:7700",
+    ],
+)  # fmt: skip
+def test_what_is_no_place_of_a_pod_is_not_dialled_whoever_tells_it(text: str) -> None:
+    learnt = Learnt(7700)
+    learnt.hear([text], 0.0)
+    assert learnt.addresses(0.0) == []

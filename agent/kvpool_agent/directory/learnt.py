@@ -2,7 +2,9 @@
 
 Such an address is a candidate until its own handshake succeeds. It is given up when that does not come soon, or when
 nobody has answered there for a while, and is not taken again for some time. Addresses are told as numbers, never names:
-nobody can make an agent ask a name server.
+nobody can make an agent ask a name server. Where members are pods they all listen at one port, and none at an address
+that means another place to each who dials it, or none outside its node, as that of a cloud's metadata: what is told
+besides is not dialled.
 """
 
 import ipaddress
@@ -24,7 +26,9 @@ class _Candidate:
 class Learnt:
     """Times in seconds of one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int | None = None) -> None:
+        """port: at which all members listen, where they are pods; None: members are where a file says."""
+        self._port = port
         self._candidates: dict[str, _Candidate] = {}
         self._refused: dict[str, float] = {}
 
@@ -35,7 +39,7 @@ class Learnt:
                 address not in self._candidates
                 and self._refused.get(address, 0.0) <= now
                 and len(self._candidates) < MAX_CANDIDATES
-                and is_address(address)
+                and may_be_a_member(address, self._port)
             ):
                 self._candidates[address] = _Candidate(now + FIRST_SECONDS)
 
@@ -60,11 +64,17 @@ class Learnt:
         return list(self._candidates)
 
 
-def is_address(text: str) -> bool:
-    """Whether this is number:port, of either family."""
+def may_be_a_member(text: str, at: int | None = None) -> bool:
+    """Whether this is number:port, of either family. at: the port of pods, for whether it can be a pod's."""
     host, _, port = text.rpartition(":")
     try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
-    return port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        return False
+    if at is None:
+        return True
+    number = getattr(found, "ipv4_mapped", None) or found
+    placeless = number.is_loopback or number.is_link_local or number.is_multicast or number.is_unspecified
+    return int(port) == at and not placeless

@@ -212,7 +212,7 @@ class MemberView:
         self._on_gone = on_gone
         self._on_other = on_other
         self._links: dict[str, _Link] = {}
-        self._learnt = Learnt()
+        self._learnt = Learnt(int(members.dns.rpartition(":")[2]) if members.dns else None)
         self._kept_learnt = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
