@@ -28,7 +28,7 @@ for part in ("agent", "examples/demo", "tests/e2e"):
 
 import rounds  # noqa: E402
 from agent_pool import AgentPool, Node  # noqa: E402
-from first_token import FirstToken  # noqa: E402
+from first_token import first_token  # noqa: E402
 from standin_engine import BLOCK_TOKENS, prompt  # noqa: E402
 from throttled import ThrottledLink  # noqa: E402
 
@@ -64,7 +64,6 @@ class Bench:
         seeds = folder / "seeds"
         seeds.write_text(f"{self._link.address}\n")
         token = seconds / TOKENS
-        self._first_tokens: dict[Node, FirstToken] = {}
         self._always, self._chooses = (self._asker(name, mode, seeds, token) for name, mode in ASKERS)
         self._number = 0
 
@@ -77,7 +76,6 @@ class Bench:
             prewarm={"maxBytes": 0},
         )
         node.patched(OFTEN).start().attach(row_bytes=ROW_BYTES, rows=4 * BLOCKS, token_seconds=token)
-        self._first_tokens[node] = FirstToken(node.engine)
         return node.until_sees(self._source).until_knows(*(prompt(f"p{i}", BLOCKS) for i in range(PROMPTS)))
 
     def close(self) -> None:
@@ -87,7 +85,7 @@ class Bench:
     def _ask(self, node: Node, name: str) -> float:
         """Seconds of a request until its first token."""
         node.engine.forget()
-        return self._first_tokens[node].after(prompt(name, BLOCKS))
+        return first_token(node.engine, prompt(name, BLOCKS))
 
     def at(self, rate: float) -> Seen:
         self._link.bytes_per_second = rate

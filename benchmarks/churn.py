@@ -1,123 +1,101 @@
-"""What writing to the disk costs the requests beside it.
+"""What evicting and writing to the disk cost the requests beside them.
 
-    python benchmarks/churn.py [--quick]
+    python benchmarks/churn.py [--quick] [--pods] [--csv FILE]
 
-Agents whose arena holds eight prompts, each alone with a stand-in engine that sleeps for each token that it computes,
-under ten arenas of churn: every prompt is asked for twice, so that an agent with a disk tier writes all of it, while
-the next ones are computed and loaded. Four ways in every round, in an order drawn anew: an arena alone, once more
-(which is the noise), with a disk, and with a disk whose files are sealed. Seconds to the first token of requests that
-were computed, and of those that were loaded from the arena.
+Agents under ten arenas of churn, and agents with room for all, each alone with a stand-in engine that sleeps for each
+token that it computes (`churned.py`). All ways in every round, in an order drawn anew; those without churn are
+there twice, which is the noise. Seconds to the first token of requests that were computed, and of those that were
+loaded from the arena.
+
+With `--pods` each is a pod of a cluster of two nodes, whose agent has a limit of memory 128 MiB above its arena, and
+its disk a volume (`churn_pods.py`); then no container may have ended, and none may have grown.
 """
 
 import argparse
 import base64
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-for part in ("agent", "examples/demo", "tests/e2e"):
+for part in ("agent", "operator", "examples/demo", "tests/e2e"):
     sys.path.insert(0, str(REPOSITORY / part))
 
+import churned  # noqa: E402
 import rounds  # noqa: E402
-from agent_pool import AgentPool  # noqa: E402
-from first_token import FirstToken  # noqa: E402
+from agent_pool import AgentPool, Node  # noqa: E402
+from churn_pods import pods  # noqa: E402
+from churned import Churned, Way  # noqa: E402
+from first_token import first_token  # noqa: E402
 from replica import MIB  # noqa: E402
-from standin_engine import prompt  # noqa: E402
-from standin_model import BLOCK_TOKENS  # noqa: E402
 
-WAYS = ALONE, AGAIN, DISK, SEALED = "arena alone", "arena alone too", "with a disk", "with a sealed disk"
-BLOCKS, ROW_BYTES, PROMPTS = 16, 256 << 10, 8  # of a prompt; prompts of a round
-ARENA = PROMPTS * BLOCKS * ROW_BYTES
-SECONDS = 0.2  # of computing a prompt
-BEHIND = 2  # prompts between the first and the second request for one
-COMPUTED, LOADED = "computed", "loaded"
+from kvpool_contract.status import AgentStatus  # noqa: E402
 
 
-class Churned:
-    """An agent and its engine; `seconds` by kind of request, for each round."""
+class Process(Churned):
+    """An agent of this machine, with its engine in this process."""
 
-    def __init__(self, folder: Path, way: str) -> None:
-        folder.mkdir()
-        self._pool, self._way, self._number = AgentPool(folder), way, 0
-        agent: dict[str, object] = {}
-        if way in (DISK, SEALED):
-            (folder / "disk").mkdir()
-            agent["disk"] = {"path": str(folder / "disk")}
-        if way == SEALED:
-            key = folder / "key"
-            key.write_bytes(base64.b64encode(bytes(32)))
-            agent["cacheNamespaces"] = [{"name": "all", "keyFile": str(key)}]
-        self._node = self._pool.node(
-            "a", arenaBytes=ARENA + MIB, eviction="LRU", loading={"mode": "Always"}, prewarm={"maxBytes": 0}, **agent
-        ).start()
-        if way in (DISK, SEALED):
-            self._node.until("its disk", lambda status: status.disk.state == "ready")
-        self._node.attach(row_bytes=ROW_BYTES, rows=2 * BLOCKS, token_seconds=SECONDS / (BLOCKS * BLOCK_TOKENS))
-        self._first_token = FirstToken(self._node.engine)
+    def __init__(self, way: Way, node: Node) -> None:
+        super().__init__(way)
+        self._node = node
 
-    def round(self) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {COMPUTED: [], LOADED: []}
-        for _ in range(PROMPTS):
-            self._number += 1
-            found[COMPUTED].append(self._ask(self._number))
-            if self._number > BEHIND:
-                self._node.until_knows(self._prompt(self._number - BEHIND))
-                found[LOADED].append(self._ask(self._number - BEHIND))
-        return found
+    def first_token(self, tokens: list[int]) -> float:
+        return first_token(self._node.engine, tokens)
 
-    def check(self) -> None:
-        """Raises AssertionError where not everything was churned as it was meant to be."""
-        status = self._node.status()
-        asked = self._number - BEHIND
-        assert status.hits.local_blocks == asked * BLOCKS, status.misses
-        written = status.transfers["disk_out"].blocks if "disk_out" in status.transfers else 0
-        print(f"{self._way}: {asked} prompts of {BLOCKS} blocks loaded, {written} blocks written", flush=True)
-        assert (written > 0) is (self._way in (DISK, SEALED))
+    def until_knows(self, tokens: list[int]) -> None:
+        self._node.until_knows(tokens)
 
-    def stop(self) -> None:
-        self._pool.stop()
-
-    def _ask(self, number: int) -> float:
-        self._node.engine.forget()
-        return self._first_token.after(self._prompt(number))
-
-    def _prompt(self, number: int) -> list[int]:
-        return prompt(f"churn-{number}", BLOCKS)
+    def status(self) -> AgentStatus:
+        return self._node.status()
 
 
-def told(found: dict[str, list[dict[str, list[float]]]], kind: str) -> None:
-    medians = {way: [statistics.median(each[kind]) for each in found[way]] for way in WAYS}
-    for way in WAYS:
-        every = [seconds for each in found[way] for seconds in each[kind]]
-        print(
-            f"{kind:9} {way:19} {len(every):4} requests, median {statistics.median(every) * 1e3:6.1f} ms, "
-            f"p99 {rounds.p99(every) * 1e3:6.1f} ms, {rounds.ratio(medians[way], medians[ALONE])} of the arena alone"
-        )
+@contextmanager
+def processes(folder: Path, count: int) -> Iterator[list[Churned]]:
+    """count: of rounds."""
+    with ExitStack() as stack:
+        made: list[Churned] = []
+        for number, way in enumerate(churned.WAYS):
+            (own := folder / str(number)).mkdir()
+            pool = AgentPool(own)
+            stack.callback(pool.stop)
+            made.append(Process(way, _joined(pool, own, way, count)))
+        yield made
+
+
+def _joined(pool: AgentPool, folder: Path, way: Way, count: int) -> Node:
+    agent: dict[str, object] = {"arenaBytes": churned.arena_bytes(way, count), "eviction": "LRU"}
+    if way.churn:
+        (folder / "disk").mkdir()
+        agent["disk"] = {"path": str(folder / "disk"), "bytes": churned.DISK_BYTES}
+    if way.keys:
+        key = folder / "key"
+        key.write_bytes(base64.b64encode(bytes(32)))
+        agent["cacheNamespaces"] = [{"name": "all", "keyFile": str(key)}]
+    node = pool.node("a", loading={"mode": "Always"}, prewarm={"maxBytes": 0}, **agent).start()
+    if way.churn:
+        node.until("its disk", lambda status: status.disk.state == "ready")
+    return node.attach(row_bytes=churned.ROW_BYTES, rows=churned.ROWS, token_seconds=churned.TOKEN_SECONDS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two rounds: to see that it works")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="one is an arena of churn")
+    parser.add_argument("--pods", action="store_true", help="in a cluster of the testbed")
+    parser.add_argument("--csv", type=Path, help="where every request's milliseconds are written")
     given = parser.parse_args()
-    print(f"{rounds.machine()}; {PROMPTS * BLOCKS * ROW_BYTES // MIB} MiB a round", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        made = [Churned(Path(folder) / str(number), way) for number, way in enumerate(WAYS)]
-        ways: dict[str, Callable[[], dict[str, list[float]]]] = {
-            way: each.round for way, each in zip(WAYS, made, strict=True)
-        }
-        try:
-            found = rounds.run(ways, 2 if given.quick else given.rounds)
-            for each in made:
-                each.check()
-        finally:
-            for each in made:
-                each.stop()
-    for kind in (COMPUTED, LOADED):
-        told(found, kind)
+    count = 2 if given.quick else given.rounds
+    with tempfile.TemporaryDirectory() as folder, (pods if given.pods else processes)(Path(folder), count) as made:
+        print(f"{rounds.machine()}; {churned.ROUND_BYTES // MIB} MiB a round", flush=True)
+        ways: dict[str, Callable[[], churned.Round]] = {each.way.name: each.round for each in made}
+        found = rounds.run(ways, count)
+        for each in made:
+            each.check()
+    churned.told(found)
+    if given.csv:
+        churned.write(given.csv, found)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,7 +37,7 @@ for part in ("agent", "examples/demo", "tests/e2e"):
 
 import rounds  # noqa: E402
 from agent_pool import AgentPool  # noqa: E402
-from first_token import FirstToken  # noqa: E402
+from first_token import first_token  # noqa: E402
 from replica import MIB, wait_for  # noqa: E402
 from standin_engine import StandInEngine, prompt  # noqa: E402
 
@@ -63,7 +64,7 @@ class Replica:
 
     def __init__(self, path: str) -> None:
         self.engine = StandInEngine(path, row_bytes=ROW_BYTES, rows=ROWS, token_seconds=TOKEN_SECONDS).start()
-        self.ask = FirstToken(self.engine).after
+        self.ask = partial(first_token, self.engine)
 
 
 def tokens_of(prefix: str, own: str) -> list[int]:

@@ -332,7 +332,8 @@ class StandInEngine:
         if self.token_seconds or is_canary(request.kv_transfer_params):
             self.side.timings.began(request.req_id, request.boundary, request.tokens, time.monotonic())
             time.sleep(self.token_seconds * (request.tokens - request.boundary))
-            self.side.timings.first_token(request.req_id, time.monotonic())
+            served.first_token = time.monotonic()
+            self.side.timings.first_token(request.req_id, served.first_token)
         needed = [
             key
             for group, keys in zip(self.groups, request.keys, strict=True)

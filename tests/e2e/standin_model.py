@@ -91,13 +91,15 @@ def metrics_text(tokens: Mapping[str, int]) -> str:
 class Served:
     """Blocks of one request's prompt: computed here, found in the host pool, loaded from the pool; `equal`: all bytes
     loaded, and all that the host pool has of it in the end, are those that computing would have given; `rows`: blocks
-    of all groups that were loaded for it."""
+    of all groups that were loaded for it; `first_token`: when that came, on the machine's monotonic clock in seconds, 0
+    where computing takes no time."""
 
     computed: int = 0
     host: int = 0
     pool: int = 0
     equal: bool = True
     rows: int | None = None  # where the model has several groups
+    first_token: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

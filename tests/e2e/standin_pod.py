@@ -1,4 +1,5 @@
-"""The stand-in engine as the process of a pod: `python3 standin_pod.py [--model NAME] [--row-bytes N] [--rows N]`.
+"""The stand-in engine as the process of a pod: `python3 standin_pod.py [--model NAME] [--row-bytes N] [--rows N]
+[--token-seconds S]`.
 
 It joins as a real engine does, by what the injector gave to its container: the client on its PYTHONPATH, and one
 variable with the engine port. Without them it is a bare engine: it answers, and computes everything. `/health` and
@@ -27,7 +28,8 @@ class Bare:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         self.requests += 1
-        return {"computed": len(body["prompt"]) // BLOCK_TOKENS, "host": 0, "pool": 0, "equal": True}
+        computed = len(body["prompt"]) // BLOCK_TOKENS
+        return {"computed": computed, "host": 0, "pool": 0, "equal": True, "first_token": 0.0}
 
 
 def linger(engine: Any) -> None:
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--model", default="m", help="a field of the format")
     parser.add_argument("--row-bytes", type=int, default=4096, help="bytes of a block")
     parser.add_argument("--rows", type=int, default=256, help="blocks of its host pool")
+    parser.add_argument("--token-seconds", type=float, default=0.0, help="that a joined one takes to compute a token")
     options, _ = parser.parse_known_args()
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
@@ -59,6 +62,7 @@ def main() -> None:
             model=options.model,
             row_bytes=options.row_bytes,
             rows=options.rows,
+            token_seconds=options.token_seconds,
             probe=True,
         ).start()
         end.wait()

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from cluster import readme
 from cluster.kube import Kube, wait_for
 from cluster.provider import REPOSITORY, Provided
 
@@ -51,6 +52,11 @@ class Chart(Kube):
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def install(self, folder: Path) -> None:
+        """By README's own command, in a folder as its reader has it."""
+        (install,) = [line for line in readme.commands("Install") if line.startswith("helm install ")]
+        self.shell(install, folder)
 
     def helm(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [str(self.provided.programs / "helm"), *arguments]

@@ -1,6 +1,7 @@
 """What README tells its readers to write and to run, taken from README, so that the two can't drift apart."""
 
 import re
+from pathlib import Path
 
 from cluster.provider import REPOSITORY
 
@@ -19,6 +20,15 @@ def files(title: str) -> dict[str, str]:
     """The YAML blocks by the names in their first lines."""
     blocks = re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", section(title), re.MULTILINE | re.DOTALL)
     return dict(blocks)
+
+
+def checkout(folder: Path) -> Path:
+    """The folder, as README's reader has it for installing: a checkout's, with the files that README shows."""
+    for name in ("helm", "crds"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    for name, text in files("Install").items():
+        (folder / name).write_text(text)
+    return folder
 
 
 def commands(title: str) -> list[str]:

@@ -3,7 +3,7 @@
 import http.client
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -27,11 +27,13 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Served:
-    """Blocks of one request by where they came from; every byte was compared."""
+    """Blocks of one request by where they came from; every byte was compared. `first_token`: when that came, as the
+    stand-in engine tells it."""
 
     computed: int = 0
     host: int = 0
     pool: int = 0
+    first_token: float = field(default=0.0, compare=False)
 
 
 def ask(host: str, tokens: list[int], port: int = PORT, tenant: str = "") -> Served:
@@ -39,7 +41,7 @@ def ask(host: str, tokens: list[int], port: int = PORT, tenant: str = "") -> Ser
     claim = {"kv_transfer_params": {"kvpool_cache_namespace": tenant}} if tenant else {}
     counts = _post(host, port, {"prompt": tokens, **claim})
     assert counts["equal"], "a byte that was loaded is not what would have been computed"
-    return Served(counts["computed"], counts["host"], counts["pool"])
+    return Served(counts["computed"], counts["host"], counts["pool"], counts["first_token"])
 
 
 def wait_known(member: Member, tokens: list[int]) -> None:

@@ -11,7 +11,6 @@ from cluster import images, provider, readme
 from cluster.chart import CONTROLLER, WEBHOOK, Chart
 from cluster.engines import SELECTOR, Engines
 from cluster.kube import Kube
-from cluster.provider import REPOSITORY
 from cluster.standins import StandIns
 
 LOSES_A_NODE = "lost_node"
@@ -38,22 +37,14 @@ def kube(provided: None, request: pytest.FixtureRequest, tmp_path_factory: pytes
 
 @pytest.fixture(scope="package")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as README's reader has it: a checkout's, with the files that README shows."""
-    folder = tmp_path_factory.mktemp("reader")
-    for name in ("helm", "crds"):
-        (folder / name).symlink_to(REPOSITORY / name)
-    for name, text in readme.files("Install").items():
-        (folder / name).write_text(text)
-    return folder
+    return readme.checkout(tmp_path_factory.mktemp("reader"))
 
 
 @pytest.fixture(scope="package")
 def chart(kube: Kube, reader: Path) -> Iterator[Chart]:
-    """Installed by README's own command."""
     chart = Chart(kube.provided)
-    (install,) = [line for line in readme.commands("Install") if line.startswith("helm install ")]
     try:
-        chart.shell(install, reader)
+        chart.install(reader)
         yield chart
     finally:
         print(chart.kubectl("logs", f"deployment/{CONTROLLER}", "--tail=100", check=False).stdout[-8000:])
