@@ -18,6 +18,9 @@ BUSY_RETRY_SECONDS = 0.2  # after which one who is told `busy` may ask again
 SILENCE_SECONDS = 10.0  # a source that says nothing for so long is gone, however far the deadline is
 RETIME_SECONDS = 0.01  # a deadline is told to the socket so often: inside TLS bytes come in pieces of 16 KiB
 RECORD_BYTES = 16 << 10  # most that one record of TLS holds
+# The library takes a timeout for the whole of what it is given to send, not for each record: that much even the slowest
+# reader that may go on takes within PROGRESS_SECONDS.
+SENT_BYTES = 512 << 10
 
 
 class PeerError(Exception):
@@ -138,7 +141,10 @@ class Connection:
             while parts:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise PeerError("the peer reads too slowly")
-                sent = self._socket.sendmsg(parts) if self._secured is None else self._secured.send(parts[0])
+                if self._secured is None:
+                    sent = self._socket.sendmsg(parts)
+                else:
+                    sent = self._secured.send(parts[0][:SENT_BYTES])
                 self.moved += sent
                 while parts and sent >= len(parts[0]):
                     sent -= len(parts[0])
