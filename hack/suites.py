@@ -108,14 +108,15 @@ def suites(action: str) -> list[Suite]:
     # a control plane without nodes and a cluster with nodes, side by side; one that the caller names is one cluster
     installed = "tests/e2e/cluster/installed"
     # a kubelet takes minutes to bring new authorities and keys into pods, an autoscaler to look at its figures twice, a
-    # disk to see ten arenas of churn, a newcomer to be held back beyond a deadline, and a condition to follow a Secret
-    # through three changes: those tests belong to the soak
+    # disk to see ten arenas of churn, a newcomer to be held back beyond a deadline, a condition to follow a Secret
+    # through three changes, a kubelet to measure what was written: those tests belong to the soak
     of_soak = (
         "test_certificates.py::test_leaves_and_authorities_change_under_load_and_no_load_fails",
         "test_tenant_keys.py",
         "test_own_secrets.py::test_a_secret_that_lacks_an_entry_or_is_of_another_authority_is_named_and_who_runs_goes_on",
         "test_autoscaler.py",
         "test_disk.py",
+        "test_storage.py",
         "test_rollout.py::test_where_the_pool_blocks_a_newcomer_waits_beyond_the_deadline_and_not_for_a_source_that_is_silent",
     )
     parts = [

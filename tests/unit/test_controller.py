@@ -18,6 +18,7 @@ from kvpool_operator.desired.pods import AGENT_CONTAINER, CLIENT_CONTAINER, Pod,
 from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.inject import Injected, Settings, inject
 from kvpool_operator.inject.containers import agent_container, client_container
+from kvpool_operator.inject.resources import Bounds
 
 POOL_DOCUMENT = {
     "apiVersion": "kvpool.io/v1alpha1",
@@ -88,8 +89,8 @@ def pod(name: str, state: dict[str, Any] | None = None, **status: Any) -> dict[s
 
 
 def test_the_injectors_container_is_the_one_that_is_looked_for() -> None:
-    agent_made = agent_container(POOL, "i", "r", (), guaranteed=False, as_root=False)
-    client_made = client_container("i", guaranteed=False, as_root=False)
+    agent_made = agent_container(POOL, "i", "r", (), Bounds(), as_root=False)
+    client_made = client_container("i", Bounds(), as_root=False)
     assert (agent_made["name"], client_made["name"]) == (AGENT_CONTAINER, CLIENT_CONTAINER)
 
 

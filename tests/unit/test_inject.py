@@ -229,22 +229,49 @@ def test_a_guaranteed_pod_stays_guaranteed(resources: dict[str, Any], requested:
     got = {c["name"]: c["resources"] for c in after["spec"]["initContainers"]}
     assert {name: r["requests"]["cpu"] for name, r in got.items()} == requested
     for r in got.values():
-        assert (r["requests"]["memory"], r["requests"]["ephemeral-storage"]) == (
-            r["limits"]["memory"],
-            r["limits"]["ephemeral-storage"],
-        )
+        assert r["requests"]["memory"] == r["limits"]["memory"]
 
 
 def test_the_agents_memory_is_arena_and_overhead_and_the_pool_has_the_last_word() -> None:
     assert own(joined(template(), pool(tiers={"memory": {"size": "1Gi"}})), "kvpool-agent")["resources"] == {
         "requests": {"cpu": "250m", "memory": "1540Mi", "ephemeral-storage": "256Mi"},
-        "limits": {"cpu": "2", "memory": "1540Mi", "ephemeral-storage": "256Mi"},
+        "limits": {"cpu": "2", "memory": "1540Mi"},
     }
     said = {"requests": {"cpu": "10m"}, "limits": {"memory": "20Gi", "cpu": 4}}
     assert own(joined(template(), pool(agent={"resources": said})), "kvpool-agent")["resources"] == {
         "requests": {"cpu": "10m", "memory": "8736Mi", "ephemeral-storage": "256Mi"},
-        "limits": {"cpu": 4, "memory": "20Gi", "ephemeral-storage": "256Mi"},
+        "limits": {"cpu": 4, "memory": "20Gi"},
     }
+
+
+STORAGE = "ephemeral-storage"
+TEN = {"resources": {"limits": {STORAGE: "10Gi"}}}
+
+
+@pytest.mark.parametrize(
+    ("engine_has", "others", "limits"),
+    [
+        ({}, {}, [None, None]),
+        (TEN, {}, ["64Mi", "256Mi"]),
+        ({}, {"initContainers": [{"name": "weights", "image": "i", **TEN}]}, ["64Mi", "256Mi"]),
+    ],
+    ids=["nobody", "engine", "another"],
+)
+def test_where_no_container_of_the_pod_has_a_limit_of_ephemeral_storage_ours_have_none(
+    engine_has: dict[str, Any], others: dict[str, Any], limits: list[str | None]
+) -> None:
+    """The kubelet holds a pod to the sum of those that there are."""
+    given = template(engine(**engine_has), **others)
+    after = joined(given)
+    ours = [own(after, name)["resources"] for name in ("kvpool-client", "kvpool-agent")]
+    assert [r["limits"].get(STORAGE) for r in ours] == limits
+    assert [r["requests"][STORAGE] for r in ours] == ["64Mi", "256Mi"]
+    disk = pool(tiers={"disk": {"size": "20Gi"}})
+    agent = own(joined(given, disk), "kvpool-agent")["resources"]
+    assert agent["requests"][STORAGE] == "20736Mi"
+    assert agent["limits"].get(STORAGE) == ("20736Mi" if limits[1] else None)
+    said = pool(agent={"resources": {"limits": {STORAGE: "1Gi"}}})
+    assert own(joined(given, said), "kvpool-agent")["resources"]["limits"][STORAGE] == "1Gi"
 
 
 @pytest.mark.parametrize(

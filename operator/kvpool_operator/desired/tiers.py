@@ -56,7 +56,7 @@ class DiskTier(Part, frozen=True):
         Bytes,
         field(
             "Bytes of the volume; the tier takes nine tenths of them. 0: no disk tier or, with podVolume, the whole "
-            "volume. An emptyDir of this size is added to the agent's requests and limits of ephemeral-storage.",
+            "volume. An emptyDir of this size is added to what the agent requests of ephemeral-storage.",
             least=0,
         ),
     ] = Bytes(0)

@@ -27,7 +27,7 @@ from kvpool_operator.desired.store import store_volume
 from kvpool_operator.inject.disk import disk_mounts, disk_volumes, ephemeral_bytes
 from kvpool_operator.inject.engine import CLIENT_VOLUME, RUN_DIR, RUN_VOLUME
 from kvpool_operator.inject.rdma import rdma_resource
-from kvpool_operator.inject.resources import complete
+from kvpool_operator.inject.resources import STORAGE, Bounds, complete
 from kvpool_operator.inject.start import CLIENT_DIR
 
 CONFIG_DIR, CONFIG_VOLUME = "/etc/kvpool", "kvpool-config"
@@ -51,7 +51,7 @@ SECURITY_CONTEXT = {
 
 
 def agent_container(
-    pool: KVCachePool, image: str, revision: str, named: Iterable[str], *, guaranteed: bool, as_root: bool
+    pool: KVCachePool, image: str, revision: str, named: Iterable[str], bounds: Bounds, *, as_root: bool
 ) -> dict[str, Any]:
     """Restarts by itself, starts before the engine and ends after it; its readiness is part of the pod's. revision:
     the hash of the pod's template; named: the pod's own volumes; as_root: whether the pod's own security context makes
@@ -63,9 +63,9 @@ def agent_container(
     # In a Guaranteed pod the limit is requested, too, and under the static CPU policy a core is taken from all others.
     resources = complete(
         {"cpu": "250m", **storage, **rdma_resource(pool)},
-        {"cpu": "1" if guaranteed else "2", **storage, **rdma_resource(pool)},
+        {"cpu": "1" if bounds.guaranteed else "2", **storage, **rdma_resource(pool)},
         (said.requests, said.limits),
-        guaranteed=guaranteed,
+        bounds,
     )
     return {
         "name": AGENT_CONTAINER,
@@ -111,13 +111,13 @@ def agent_container(
     }
 
 
-def client_container(image: str, *, guaranteed: bool, as_root: bool) -> dict[str, Any]:
+def client_container(image: str, bounds: Bounds, *, as_root: bool) -> dict[str, Any]:
     """Copies the plug-in into a volume that the engine mounts: the engine's image stays as it is."""
     resources = complete(
         {"cpu": "50m", **_storage(CLIENT_MEMORY, "64Mi")},
         {"cpu": "500m", **_storage(CLIENT_MEMORY, "64Mi")},
         ({}, {}),
-        guaranteed=guaranteed,
+        bounds,
     )
     return {
         "name": CLIENT_CONTAINER,
@@ -171,7 +171,7 @@ def _credentials(pool: KVCachePool) -> list[dict[str, Any]]:
 
 
 def _storage(memory: int, disk: str) -> dict[str, Any]:
-    return {"memory": format_quantity(memory), "ephemeral-storage": disk}
+    return {"memory": format_quantity(memory), STORAGE: disk}
 
 
 def _security_context(*, as_root: bool) -> dict[str, Any]:

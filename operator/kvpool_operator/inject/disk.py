@@ -1,8 +1,8 @@
 """The disk tier's volume: one made for the pod, or one that the pod has and that survives it.
 
 An emptyDir is on the node's own storage and counts as the agent's ephemeral storage: the kubelet evicts a pod that uses
-more than its limits say. The agent uses nine tenths of the size. A volume that the pod does not have is not mounted,
-since the API server would refuse the pod: the agent starts without, and says so.
+more of it than the volume's size, or than its containers' limits. The agent uses nine tenths of the size. A volume that
+the pod does not have is not mounted, since the API server would refuse the pod: the agent starts without, and says so.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,13 @@
 Ours are complete, because a LimitRange would fill in what is missing and a ResourceQuota would refuse the pod. Where
 the pod is Guaranteed they are equal, so that it stays so: losing that class loses pinned cores and the pod's place in
 the order of out-of-memory kills. A pod without any requests becomes Burstable.
+
+Of ephemeral storage ours have a limit only where a container of the pod's own has one. The kubelet adds up the limits
+that there are and evicts a pod that uses more than their sum, whichever container does: a limit of ours alone would be
+that of an engine which downloads its model. A LimitRange has given the pod's own containers theirs before we see them.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvpool_operator.desired.quantity import parse_milli
@@ -12,6 +17,23 @@ from kvpool_operator.inject.amounts import write
 from kvpool_operator.inject.edits import Edits
 
 _QOS = ("cpu", "memory")
+STORAGE = "ephemeral-storage"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How the pod's own containers are bounded. `guaranteed`: it is of the class Guaranteed. `storage`: one of them has
+    a limit of ephemeral storage."""
+
+    guaranteed: bool = False
+    storage: bool = False
+
+
+def bounds_of(spec: dict[str, Any]) -> Bounds:
+    """spec: the pod's, without kvpool's parts."""
+    own = [*spec["containers"], *(spec.get("initContainers") or [])]
+    limited = any(STORAGE in ((c.get("resources") or {}).get("limits") or {}) for c in own)
+    return Bounds(is_guaranteed(spec), storage=limited)
 
 
 def is_guaranteed(spec: dict[str, Any]) -> bool:
@@ -30,14 +52,15 @@ def _all_equal(resources: dict[str, Any]) -> bool:
 
 
 def complete(
-    requests: dict[str, Any], limits: dict[str, Any], wanted: tuple[dict[str, Any], dict[str, Any]], *, guaranteed: bool
+    requests: dict[str, Any], limits: dict[str, Any], wanted: tuple[dict[str, Any], dict[str, Any]], bounds: Bounds
 ) -> dict[str, dict[str, Any]]:
     """The computed `requests` and `limits` with the pool's own (`wanted`) in place of them, in a form that the API
     server takes: no request above its limit."""
     own_requests, own_limits = wanted
+    limits = {name: limit for name, limit in limits.items() if name != STORAGE or bounds.storage}
     requests, limits = requests | own_requests, limits | own_limits
     for name, limit in limits.items():
-        request, equal = requests.get(name, limit), guaranteed and name in _QOS
+        request, equal = requests.get(name, limit), bounds.guaranteed and name in _QOS
         if not equal and parse_milli(request) <= parse_milli(limit):
             continue
         if name in own_requests and (name not in own_limits or not equal):

@@ -110,11 +110,11 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, s
     revision = template_hash(spec, client_config(pool))
     for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations")):
         edits.collection(*path, kind=dict)
-    guaranteed = resources.is_guaranteed(spec)
+    bounds = resources.bounds_of(spec)
     as_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
-    client = containers.client_container(image, guaranteed=guaranteed, as_root=as_root)
+    client = containers.client_container(image, bounds, as_root=as_root)
     named = settings.claims | {volume.get("name") for volume in spec.get("volumes") or []}
-    agent = containers.agent_container(pool, image, revision, named, guaranteed=guaranteed, as_root=as_root)
+    agent = containers.agent_container(pool, image, revision, named, bounds, as_root=as_root)
     withheld = lock_memory(agent, pool, spec, privileged=settings.privileged)
     for volume in containers.volumes(pool):
         edits.add(("spec", "volumes"), volume)

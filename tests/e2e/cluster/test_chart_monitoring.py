@@ -10,6 +10,7 @@ from cluster.chart import CHART, of_kind, rendered
 from cluster.kube import Kube, wait_for
 from kvpool_operator.desired.pool import read_pool
 from kvpool_operator.inject.containers import agent_container
+from kvpool_operator.inject.resources import Bounds
 
 MONITORING = "monitoring.coreos.com"
 MONITORED = (
@@ -109,5 +110,5 @@ def test_the_dashboard_is_a_config_map_that_grafana_finds(kube: Kube) -> None:
 
 def ports_of_the_agent() -> list[str]:
     pool = read_pool({"apiVersion": "kvpool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": "chat"}})
-    agent = agent_container(pool, "i", "r", (), guaranteed=False, as_root=False)
+    agent = agent_container(pool, "i", "r", (), Bounds(), as_root=False)
     return [port["name"] for port in agent["ports"]]
