@@ -1,6 +1,7 @@
 """The chart's alerts can be read by Prometheus, look at what is exported, and say what to do."""
 
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import promql_parser
 import pytest
 import yaml
 from exported import exported
+
+from kvpool_operator.certificates.peers import PeerSettings, plan_peers
+from kvpool_operator.webhook.authority import LiveAuthority
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALERTS: list[dict[str, Any]] = [
@@ -44,3 +48,24 @@ def test_every_row_of_the_page_is_an_alert_and_no_name_comes_twice() -> None:
 def test_what_is_no_promql_is_found(wrong: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         promql_parser.parse(wrong)
+
+
+def test_the_alert_of_the_members_authority_looks_at_the_one_that_signs(tmp_path: Path) -> None:
+    """The one that is to follow is years from its end while an agent that is silent holds it up."""
+    settings, start = PeerSettings("kvpool-system"), datetime(2026, 1, 1, tzinfo=UTC)
+    first = plan_peers(start, {}, "c", settings, lambda _: False)
+    now = start + settings.life - timedelta(days=20)
+    late = plan_peers(now, first.secret, "c", settings, lambda _: False)
+    assert (late.pending, late.signer) == (True, first.signer)
+    for name, content in late.secret.items():
+        (tmp_path / name).write_bytes(content)
+    webhook = LiveAuthority(tmp_path)
+    webhook.refresh()
+    exported_now = {
+        "kvpool_controller_authority_expires_seconds": late.expires.timestamp(),
+        "kvpool_webhook_authority_expires_seconds": webhook.expires,
+    }
+    (expression,) = [alert["expr"] for alert in ALERTS if alert["alert"] == "KvpoolAuthorityEnds"]
+    (metric,) = re.findall(r"kvpool_\w+", expression)
+    assert expression.endswith(" - time() < 30 * 86400")
+    assert exported_now[metric] - now.timestamp() == 20 * 86400
