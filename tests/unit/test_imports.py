@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "operator"))
@@ -63,6 +67,37 @@ def test_the_controller_loads_no_agent_no_client_and_no_command() -> None:
     loaded = packages(modules_after("import kvpool_operator.controller.main"))
     assert loaded.isdisjoint({"kvpool_agent", "kvpool_client", "kvpool_cli", "torch", "vllm", "click", "rich"})
     assert {"kopf", "kubernetes", "kvpool_operator", "kvpool_contract"} <= loaded
+
+
+def brought_by(*extras: str) -> set[str]:
+    """Distributions that come with these extras: those that they name, and what these need."""
+    given = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found, open_ends = set[str](), [Requirement(line) for extra in extras for line in given[extra]]
+    while open_ends:
+        requirement = open_ends.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        open_ends += map(Requirement, metadata.requires(name) or [])
+    return found
+
+
+def test_the_command_needs_no_more_than_its_extra_brings() -> None:
+    there, of = brought_by("cli"), metadata.packages_distributions()
+    absent = {name for name, given in of.items() if there.isdisjoint(map(canonicalize_name, given))}
+    assert {"kopf", "pytest", "tokenizers"} <= absent
+    every = (REPOSITORY / "operator" / "kvpool_cli").glob("*.py")
+    names = [f"kvpool_cli.{path.stem}" for path in every if not path.stem.startswith("__")]
+    refused = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {sorted(absent)}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import {", ".join([*names, "kvpool_cli.prompts.command"])}"""
+    assert {"click", "kubernetes", "kvpool_cli"} <= packages(modules_after(refused))
 
 
 def test_the_injector_and_what_is_decided_load_no_kubernetes() -> None:

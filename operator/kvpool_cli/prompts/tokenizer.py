@@ -12,7 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-NEEDS = "the model's tokenizer is read by libraries that are not installed; install kvpool[cli,tokenizer]"
+NEEDS = (
+    "the model's tokenizer is read by libraries that are not installed; in kvpool's repository, "
+    "pip install '.[cli,tokenizer]' brings them"
+)
 
 
 PARTIAL = "\ufffd"  # what a part of a character is decoded to
