@@ -25,6 +25,17 @@ ALSO_MISSES = (
 )  # fmt: skip
 
 
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_row_of_a_page_is_of_a_table(page: Path) -> None:
+    """What an empty line has cut off is shown as it is written."""
+    prose = "".join(page.read_text().split("```")[::2])
+    tables = re.findall(r"(?:^\|.*\n?)+", prose, re.MULTILINE)
+    assert [table.splitlines()[0] for table in tables if not re.match(r"\|.*\n\|[-|]+\|\n", table)] == []
+
+
 def test_the_table_of_reasons_is_the_contracts() -> None:
     page = write_docs.OPERATIONS.read_text()
     assert write_docs.with_reasons(page) == page, "run: python hack/write_docs.py"
