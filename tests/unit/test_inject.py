@@ -11,6 +11,7 @@ from pod_templates import GUARANTEED, engine, first, joined, own, pool, template
 from kvpool_operator.desired.pool import PoolError
 from kvpool_operator.inject import Injected, Settings, inject, restore
 from kvpool_operator.inject.engine import port_of
+from kvpool_operator.inject.eviction import EVICTABLE
 from kvpool_operator.inject.grace import GRACE
 
 
@@ -309,3 +310,26 @@ def test_labels_and_annotations_and_a_hash_that_follows_what_needs_new_pods() ->
         assert (annotations["kvpool.io/config-hash"] == digest) is same, spec
     # a change that agents take over leaves the whole template as it is: applied again, no pod is made anew
     assert joined(template(), pool(**live)) == joined(template())
+
+
+def keeps_its_node(given: dict[str, Any]) -> list[str]:
+    """Volumes for which the cluster autoscaler keeps the pod's node."""
+    listed = (given["metadata"].get("annotations") or {}).get(EVICTABLE, "").split(",")
+    volumes = given["spec"].get("volumes") or []
+    return [v["name"] for v in volumes if {"emptyDir", "hostPath"} & v.keys() and v["name"] not in listed]
+
+
+@pytest.mark.parametrize("listed", ["", "scratch"])
+def test_no_volume_of_ours_keeps_a_node_from_the_cluster_autoscaler_and_those_of_the_user_stay_as_they_were(
+    listed: str,
+) -> None:
+    disk = pool(tiers={"disk": {"size": "1Gi"}})
+    assert keeps_its_node(joined(template(), disk)) == []
+    given = template(
+        volumes=[{"name": "scratch", "emptyDir": {}}, {"name": "models", "hostPath": {"path": "/models"}}],
+    )
+    given["metadata"]["annotations"] = {EVICTABLE: listed} if listed else {}
+    after = joined(given, disk)
+    assert keeps_its_node(after) == keeps_its_node(given) == [n for n in ("scratch", "models") if n != listed]
+    assert restore(after) == given
+    assert joined(after, disk) == after

@@ -11,7 +11,7 @@ So a record counts only where all that it names is what the injector may have wr
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvpool_operator.desired.quantity import QuantityError, parse_milli
@@ -28,6 +28,7 @@ _CHANGED = re.compile(
     r"|spec/terminationGracePeriodSeconds"
     r"|metadata/labels/kvpool\.io~1pool"
     r"|metadata/annotations/(kvpool|traffic\.sidecar\.istio|config\.linkerd)\.io~1[^/]+"
+    r"|metadata/annotations/cluster-autoscaler\.kubernetes\.io~1safe-to-evict-local-volumes"
 )
 _MADE = re.compile(
     r"metadata(/labels|/annotations)?|spec/(volumes|initContainers|imagePullSecrets)"
@@ -72,6 +73,14 @@ class Edits:
         if before != value:
             _put(self.template, path, value)
             self._changed.append((path, before, value))
+
+    def add_words(self, annotation: str, words: Iterable[str]) -> None:
+        """Adds words to an annotation that lists some with commas between them; what the user has listed stays."""
+        there = str(self.template["metadata"]["annotations"].get(annotation) or "")
+        present = [word.strip() for word in there.split(",") if word.strip()]
+        missing = [word for word in words if word not in present]
+        if missing:
+            self.set(("metadata", "annotations", annotation), ",".join([*present, *missing]))
 
     def record(self, engine: str) -> str:
         """The annotation's value. `engine` names the container that was taken for the engine's."""

@@ -18,9 +18,5 @@ EXCLUDED = {
 
 def exclude_ports(edits: Edits) -> None:
     """Adds the agent's ports to those that the user has excluded."""
-    annotations = edits.template["metadata"]["annotations"]
     for name, ports in EXCLUDED.items():
-        present = [part.strip() for part in str(annotations.get(name) or "").split(",") if part.strip()]
-        missing = [str(port) for port in ports if str(port) not in present]
-        if missing:
-            edits.set(("metadata", "annotations", name), ",".join([*present, *missing]))
+        edits.add_words(name, map(str, ports))

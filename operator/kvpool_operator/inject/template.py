@@ -17,6 +17,7 @@ from kvpool_operator.desired.pool import KVCachePool, PoolError
 from kvpool_operator.inject import containers, resources
 from kvpool_operator.inject.edits import Edits, UnreadableRecordError, undo
 from kvpool_operator.inject.engine import client_config, find_engine, join_engine, refuse_engine, refuse_mounts
+from kvpool_operator.inject.eviction import let_volumes_go
 from kvpool_operator.inject.grace import time_to_hand_over
 from kvpool_operator.inject.keys import mount_keys
 from kvpool_operator.inject.meshes import exclude_ports
@@ -130,6 +131,7 @@ def _join(edits: Edits, engine: dict[str, Any], pool: KVCachePool, image: str, s
         edits.add(("spec", "initContainers"), container)
     _add_pull_secrets(edits, [secret.name for secret in pool.spec.agent.image_pull_secrets])
     exclude_ports(edits)
+    let_volumes_go(edits)
     edits.set(("metadata", "labels", POOL_LABEL), own)
     edits.set(("metadata", "annotations", CONFIG_HASH_ANNOTATION), new_pods_hash(pool))
     annotations = edits.template["metadata"]["annotations"]
