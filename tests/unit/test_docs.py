@@ -29,11 +29,16 @@ PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_row_of_a_page_is_of_a_table(page: Path) -> None:
+def test_every_row_of_a_page_is_of_a_table_and_has_its_columns(page: Path) -> None:
     """What an empty line has cut off is shown as it is written."""
     prose = "".join(page.read_text().split("```")[::2])
-    tables = re.findall(r"(?:^\|.*\n?)+", prose, re.MULTILINE)
-    assert [table.splitlines()[0] for table in tables if not re.match(r"\|.*\n\|[-|]+\|\n", table)] == []
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n?)+", prose, re.MULTILINE)]
+    assert [table[0] for table in tables if not re.fullmatch(r"\|[-|]+\|", "".join(table[1:2]))] == []
+    assert [row for table in tables for row in table if columns(row) != columns(table[0])] == []
+
+
+def columns(row: str) -> int:
+    return re.sub(r"`[^`]*`|\\\|", "", row).count("|") - 1
 
 
 def test_the_table_of_reasons_is_the_contracts() -> None:
