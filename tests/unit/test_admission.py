@@ -191,6 +191,41 @@ def test_of_an_engine_that_was_calibrated_the_first_request_is_decided_by_what_i
     assert made.plan() == expected
 
 
+def test_however_many_ways_are_slow_two_are_tried_at_a_time(planner: Make) -> None:
+    one_each = {f"m{n}": [block == n for block in range(BLOCKS)] for n in range(BLOCKS)}
+    made = planner(Members(one_each, **dict.fromkeys(one_each, 0.0)))
+    made.computing_costs(0.8)
+    for name in one_each:
+        made.path_costs(name, 0.2)
+    begun: list[Callable[[], object]] = []
+    made.flow.admission._submit = begun.append
+    assert made.plan() == (0, {"too_slow": BLOCKS})
+    made.plan()
+    assert len(begun) == 2  # as long as these go on; requests have the other threads and streams
+    begun.pop(0)()
+    made.plan()
+    assert len(begun) == 2
+    while begun:
+        begun.pop()()
+    assert len(made.members.asked) == made.account.counters["loads_tried"] == 3
+    assert len(set(made.members.asked)) == 3
+
+
+def test_a_try_that_fails_gives_its_place_to_another(planner: Make) -> None:
+    made = planner(Members({"a": ALL}, a=0.0))
+    made.computing_costs(0.8)
+    made.path_costs("a", 0.2)
+    begun: list[Callable[[], object]] = []
+    made.flow.admission._submit = begun.append
+    made.members.fetch = None  # type: ignore[assignment,method-assign]
+    for _ in range(3):
+        made.plan()
+        with pytest.raises(TypeError):
+            begun.pop()()
+        made.now += 60.0
+    assert made.account.counters["loads_tried"] == 3
+
+
 def tries_until_loaded(made: Planner) -> list[float]:
     """After how many seconds each try came, of requests every 2.5 s; all are refused until one is loaded, or for five
     minutes."""

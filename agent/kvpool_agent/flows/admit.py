@@ -34,6 +34,7 @@ from kvpool_contract.config import Loading
 MAX_OFFERS = 4  # for one request: with all sources, and so many times without the slowest one left
 TRY_BLOCKS, TRY_BYTES = 4, 16 << 20
 TRIED_SECONDS = 5.0  # for a try at most
+TRIES_AT_A_TIME = 2  # of all ways: a try takes one of the threads and streams of requests, for as long as that
 INSTALL, LOOKUP = "install", "lookup"  # what is tried beside paths
 
 
@@ -77,6 +78,7 @@ class Admission:
         self._submit, self._clock = submit, clock
         self._lock = threading.Lock()
         self._tries = Tries()
+        self._places = threading.Semaphore(TRIES_AT_A_TIME)
 
     def asks(self, request: Request) -> bool:
         """Whether it may pay to ask members what they hold of a request of which nothing lies here."""
@@ -169,13 +171,31 @@ class Admission:
         indexes, lacking = not_in_arena(slab, request, way.offer.boundary)
         tried: set[str] = set()
         for address, blocks, _ in pieces_of(request, indexes, way.found.held):
-            if address in way.offer.parts and address not in tried and self._try(address):
-                self._submit(self._trying(slab, way.offer, address, blocks[:most]))
+            if address in way.offer.parts and address not in tried and self._may_begin(address):
+                self._begin(self._trying(slab, way.offer, address, blocks[:most]))
             tried.add(address)
-        if DISK in way.offer.parts and self._try(DISK):
+        if DISK in way.offer.parts and self._may_begin(DISK):
             here = self._disk.held(slab, [w.key for w in lacking])
             stored = [w for w, lies in zip(lacking, here, strict=True) if lies][:most]
-            self._submit(self._trying(slab, way.offer, DISK, stored))
+            self._begin(self._trying(slab, way.offer, DISK, stored))
+
+    def _may_begin(self, way: str) -> bool:
+        """Whether a try of this way may begin, beside those that go on; then `_begin` must follow."""
+        if not self._places.acquire(blocking=False):
+            return False
+        if self._try(way):
+            return True
+        self._places.release()
+        return False
+
+    def _begin(self, bring: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                bring()
+            finally:
+                self._places.release()
+
+        self._submit(run)
 
     def _trying(self, slab: Slab, offer: Offer, path: str, blocks: list[Wanted]) -> Callable[[], object]:
         """What brings the blocks; so fast that all of the offer would pay, the next try comes soon."""
