@@ -119,6 +119,21 @@ def test_a_forgotten_job_gives_its_slots_back(bench: Bench, slab: Slab) -> None:
     assert bench.account.counters["stores_forgotten"] == 1
 
 
+def test_of_jobs_whose_commit_has_been_lost_the_slots_are_free_again_and_others_wait_for_their_verdict(
+    bench: Bench, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "COMMIT_SECONDS", 0.0)
+    bench.ask(1, 0, 1)
+    bench.ask(2, 2)
+    assert (slab.arena.used_slots, bench.account.counters["stores_forgotten"]) == (1, 1)
+    bench.open.committed(2)
+    bench.ask(3, 3)
+    assert (slab.arena.used_slots, bench.account.counters["stores_forgotten"]) == (2, 1)
+    bench.flow.commit(bench.open, 1)  # too late
+    bench.flow.commit(bench.open, 2)
+    assert slab.arena.held([key(0), key(1), key(2)]) == [False, False, True]
+
+
 def test_the_end_of_a_session_forgets_all_its_jobs_and_takes_no_more(bench: Bench, slab: Slab) -> None:
     bench.ask(1, 0, 1)
     bench.ask(2, 2)

@@ -21,6 +21,7 @@ from kvpool_agent.flows.canary import CanaryFlow
 from kvpool_agent.flows.epochs import named, named_by, named_chains
 from kvpool_agent.flows.finished import finish_request, told_misses
 from kvpool_agent.flows.lookup import NO_LEASE, LookupFlow
+from kvpool_agent.flows.plan_leases import PlanLeases
 from kvpool_agent.flows.probe import ProbeFlow, Row
 from kvpool_agent.flows.request import Request, lacking
 from kvpool_agent.flows.store import HostPool, Offer, StoreFlow, Uncommitted
@@ -38,7 +39,6 @@ from kvpool_contract.tenants import MAX_CACHE_NAMESPACES
 log = logging.getLogger("kvpool.attach")
 
 MAX_ROW_BYTES = 1 << 30
-MAX_PLAN_LEASES = 1024
 MAX_PROBE_BLOCKS = 8
 NO_KEY = b""
 OF_REQUESTS = ("lookup", "store", "finished")  # verbs; of the agent's own requests the probe alone stores
@@ -117,8 +117,7 @@ class EngineHandler:
         version = max(set(header["versions"]) & set(wire.VERSIONS), default=None)
         if version is None:
             raise Refusal("engine_port_version")
-        fields, rows, row_bytes = header["format"], header["rows"], header["row_bytes"]
-        hash_bytes = header["hash_bytes"]
+        fields, rows, row_bytes, hash_bytes = (header[name] for name in ("format", "rows", "row_bytes", "hash_bytes"))
         try:
             groups = from_header(header["groups"])
         except ValueError as error:
@@ -158,11 +157,16 @@ class EngineHandler:
             if self.attaches:
                 raise Refusal("geometry_refused")
             self._make_way()  # only a predecessor's engine had this format with other blocks
+        reason, reader = obstacle(groups), None
         try:
             reader = self._memory.reader()
-        except OSError as error:  # no descriptor left: the client comes again
+            if not reason:
+                self.probe.attached(engine, slab, port.end, sum(group.whole for group in groups))
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread left: the client comes again
             log.error("attach: %s", error)
             mapping.close()
+            if reader is not None:
+                os.close(reader)
             raise Busy from None
         with self._lock:
             self.attaches += 1
@@ -189,10 +193,9 @@ class EngineHandler:
         self.account.event("attached", format=slab.fingerprint.hex(), rows=rows, row_bytes=row_bytes)
         if self.slabs.asked_by_requests and not header.get("cache_namespaces"):
             self.account.event("one_cache_namespace")
-        if reason := obstacle(groups):
+        if reason:
             self.hooks.bare(reason)
         else:
-            self.probe.attached(engine, slab, port.end, sum(group.whole for group in groups))
             self.hooks.attached(slab)
         pool = HostPool(mapping, rows, row_bytes)
         return EngineSession(self, slab, pool, hash_bytes, groups, port)
@@ -228,7 +231,7 @@ class EngineSession:
         self._hash_bytes = hash_bytes
         self._groups, self._port = groups, port
         self._uncommitted = Uncommitted()
-        self._plan_leases: dict[int, tuple[Slab, int]] = {}
+        self._plan_leases = PlanLeases()
         self._probe_rows: dict[int, list[Row]] = {}  # by job, not committed yet
 
     def frame(self, frame: wire.Frame) -> None:
@@ -268,6 +271,7 @@ class EngineSession:
         for job in list(self._probe_rows):
             self._on_forget(job)
         self._handler.store.end_session(self._uncommitted)
+        self._plan_leases.release_all()
         self._pool.mapping.close()
         self._handler.session_ended(self._port)
 
@@ -290,10 +294,7 @@ class EngineSession:
         ]
 
         def answer(hits: Sequence[Sequence[int]], lease: int, tried: bool = False) -> None:
-            if slab is not None:
-                self._plan_leases[plan] = slab, lease
-            while len(self._plan_leases) > MAX_PLAN_LEASES:  # those of plans that were never used are long over
-                self._plan_leases.pop(next(iter(self._plan_leases)), None)
+            self._plan_leases.keep(plan, slab, lease)
             indexes = [start + i for start, chosen in zip(starts, hits, strict=False) for i in chosen]
             seconds = round(time.monotonic() - began, 6)
             told: dict[str, Any] = {"tried": True} if tried else {}
@@ -317,8 +318,7 @@ class EngineSession:
             return
         names = named(slab, keys, self._hash_bytes)
         lease, held = slab.arena.lease(names, time.monotonic(), LEASE_SECONDS)
-        planned, kept = self._plan_leases.pop(done_plan, (slab, NO_LEASE))
-        planned.arena.release(kept)
+        self._plan_leases.release(done_plan)
         slots = [block.slot + slab.first_slot if block is not None else -1 for block in held]
         number = lease * MAX_CACHE_NAMESPACES + slab.number
         self._port.send({"verb": "leased", "call": call, "lease": number, "slots": slots})
@@ -340,6 +340,7 @@ class EngineSession:
             self._handler.probe.keep(self._slab, self._probe_rows.pop(job))
             return
         store = self._handler.store
+        self._uncommitted.committed(job)
 
         def act(shares: bool) -> None:
             (store.commit if shares else store.forget)(self._uncommitted, job)

@@ -5,6 +5,7 @@ are not here are copied. A slot whose commit does not come is free again: the ro
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -21,6 +22,8 @@ log = logging.getLogger("kvpool.store")
 QUEUE_JOBS = 256
 MAX_UNCOMMITTED = 1024
 COPY_SECONDS = 30.0
+# from a copy to its commit: a client gives its store up long before, and says so, unless it has lost the word
+COMMIT_SECONDS = 30.0
 LONG_WAITING_PART = 4
 
 
@@ -44,7 +47,10 @@ class Offer:
 
 @dataclass
 class _Copied:
+    """`until`: when its commit must have come."""
+
     slab: Slab
+    until: float = math.inf
     blocks: list[tuple[Offer, int, bytes]] = field(default_factory=list)
 
 
@@ -60,6 +66,17 @@ class Uncommitted:
         """How many blocks more may wait for long: they can't be evicted, so it is a part of the arena alone."""
         with self.lock:
             return max(0, slots // LONG_WAITING_PART - sum(len(job.blocks) for job in self.jobs.values()))
+
+    def committed(self, job: int) -> None:
+        """The commit of this job has come, whenever it is acted upon."""
+        with self.lock:
+            if (copied := self.jobs.get(job)) is not None:
+                copied.until = math.inf
+
+    def overdue(self, now: float) -> list[int]:
+        """The jobs whose commit has not come."""
+        with self.lock:
+            return [job for job, copied in self.jobs.items() if copied.until <= now]
 
 
 # job, whether every block is here now, blocks copied
@@ -158,6 +175,8 @@ class StoreFlow:
     def _copy_missing(
         self, slab: Slab, pool: HostPool, open_jobs: Uncommitted, job: int, offers: Sequence[Offer]
     ) -> tuple[bool, int]:
+        for late in open_jobs.overdue(time.monotonic()):
+            self.forget(open_jobs, late)
         copied = _Copied(slab)
         whole = True
         room = open_jobs.room(slab.arena.slot_count) if self._pending() else len(offers)
@@ -182,6 +201,7 @@ class StoreFlow:
         with open_jobs.lock:
             keep = not open_jobs.closed and len(open_jobs.jobs) < MAX_UNCOMMITTED
             if keep:
+                copied.until = time.monotonic() + COMMIT_SECONDS
                 open_jobs.jobs[job] = copied
         if not keep:
             slab.arena.give_back(slot for _, slot, _ in copied.blocks)
