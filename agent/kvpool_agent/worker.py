@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+from kvpool_agent import descriptors
 from kvpool_agent.app import Agent
 from kvpool_agent.configuration import Configuration
 from kvpool_agent.flows.certify import IdentityPlace
@@ -74,6 +75,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     options = parse(sys.argv[1:])
     core_dumps.forbid()
+    descriptors.take_all()
     try:
         asyncio.run(serve(options))
     except (ConfigError, OSError) as error:

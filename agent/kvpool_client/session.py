@@ -233,4 +233,5 @@ def report_bare(path: str, reason: str, detail: str, seconds: float = 60.0) -> N
             except (OSError, wire.WireError):
                 time.sleep(0.5)
 
-    threading.Thread(target=deliver, name="kvpool-bare", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # the container has no thread left; the engine must start all the same
+        threading.Thread(target=deliver, name="kvpool-bare", daemon=True).start()

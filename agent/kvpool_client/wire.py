@@ -22,7 +22,7 @@ VERSIONS = (2, 3)  # spoken by this build, newest last
 HEADS_VERSION = 3  # the first one with `heads`
 MAX_HEADER = 1 << 20
 MAX_TAIL = 64 << 20
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 4  # of one frame
 _LENGTHS = struct.Struct("!II")
 
 
@@ -150,6 +150,8 @@ class Channel:
                     rights = array.array("i")
                     rights.frombytes(content[: len(content) - len(content) % rights.itemsize])
                     self._descriptors += rights
+            if len(self._descriptors) > MAX_DESCRIPTORS:
+                raise WireError(f"more than {MAX_DESCRIPTORS} descriptors with one frame")
             if flags & socket.MSG_CTRUNC:  # the kernel has closed those that found no place
                 raise WireError("descriptors were lost on the way: this process has too many files open")
             if not data:

@@ -112,6 +112,28 @@ def test_sources_of_members_that_cannot_be_read_are_one_error(tmp_path: Path, mo
         read_seeds(Members(dns="nowhere:7700"))
 
 
+@pytest.mark.parametrize("what", ["thread", "handshake"])
+def test_a_member_that_a_fault_of_this_ones_has_kept_away_is_live_when_the_fault_is_over(
+    members_file: Path, make_view: Callable[..., MemberView], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As without a thread, or without the descriptor that a certificate takes on its way to the library."""
+    where, name = (view._Link, "start") if what == "thread" else (Dialer, "handshake")
+    works, tries = getattr(where, name), []
+
+    def fails_once(*arguments: Any) -> Any:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise RuntimeError("can't start new thread") if what == "thread" else OSError("too many open files")
+        return works(*arguments)
+
+    monkeypatch.setattr(where, name, fails_once)
+    with serving(Empty("one")) as (_, address):
+        members_file.write_text(f"{address}\n")
+        members = make_view()
+        wait_for("a live member", lambda: [m.address for m in members.live(FORMAT)] == [address], 10, 0.01)
+    assert len(tries) >= 2
+
+
 def test_the_view_follows_the_file_and_tells_who_has_gone(
     members_file: Path, make_view: Callable[..., MemberView], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """A container without a thread left: nobody who listens stops listening, and a probe is answered all the same."""
 
 import contextlib
+import os
+import resource
 import socket
 import threading
 import types
@@ -9,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replica import wait_for
 
+from kvpool_agent import descriptors
 from kvpool_agent.account import Account
-from kvpool_agent.engine_port.server import EnginePort
-from kvpool_agent.flows.attach import EngineHandler
+from kvpool_agent.engine_port.server import Busy, EnginePort, Port
+from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer.serve import PeerServer
+from kvpool_agent.store.memory import ArenaMemory
+from kvpool_agent.store.slab import Slabs
 from kvpool_agent.supervisor import Probes
+from kvpool_client import wire
+from kvpool_client.session import report_bare
 
 WAIT = 10.0
 
@@ -112,3 +121,46 @@ def test_without_a_thread_the_engines_keep_the_deadline_that_they_have(no_thread
     no_threads.set()
     handler.load_within(3.0)
     assert lookup.load_seconds == 3.0
+
+
+def test_an_engine_whose_probe_finds_no_thread_comes_again_and_is_probed_then(no_threads: threading.Event) -> None:
+    nobody: Any = None
+    row, rows = 4096, 4
+    probe = ProbeFlow(1, nobody, nobody, Account(), lambda: None)
+    memory = ArenaMemory.anonymous(16 * row)
+    hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
+    lookup: Any = types.SimpleNamespace(load_seconds=1.0)
+    handler = EngineHandler(Slabs(memory, 0.0), memory, lookup, nobody, Account(), probe, nobody, hooks)
+    here, _there = socket.socketpair()
+    port = Port(wire.Channel(here))
+    host_pool = os.memfd_create("rows", os.MFD_CLOEXEC)
+    os.ftruncate(host_pool, row * rows)
+    groups = [{"number": 0, "kind": "full", "window": 0, "block_tokens": 4, "whole": True}]
+    header = {"verb": "attach", "versions": [3], "engine": "e", "format": {"of": "a test"}, "row_bytes": row}
+    attach = wire.Frame({**header, "rows": rows, "hash_bytes": 32, "groups": groups}, b"", (host_pool,))
+
+    no_threads.set()
+    with pytest.raises(Busy):
+        handler.attach(attach, port)
+    assert (handler.sessions, handler.attaches) == (0, 0)
+    no_threads.clear()
+    assert handler.attach(attach, port) is not None
+    assert (handler.sessions, handler.attaches) == (1, 1)
+    # a format without a block size can't be asked for the prompt: that is a verdict, and lookups need not wait for one
+    wait_for("a verdict", lambda: probe.snapshot().state == "not_run", WAIT, 0.005)
+    os.close(host_pool)
+
+
+def test_why_an_engine_starts_bare_is_untold_and_it_starts(no_threads: threading.Event) -> None:
+    no_threads.set()
+    report_bare("/nowhere", "tier_failed", "no thread")
+
+
+def test_a_worker_takes_all_descriptors_that_it_may_have() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        descriptors.take_all()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -193,6 +193,19 @@ def test_one_that_is_alone_compares_before_a_load_with_whoever_has_come() -> Non
     assert (bench.refused, bench.ended, bench.flow.snapshot().member) == (1, 1, "b")
 
 
+def test_a_comparison_that_ends_in_a_fault_of_this_agents_own_is_made_again_before_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_descriptor(*_: Any) -> None:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Others, "fetch", no_descriptor)
+        bench = Bench(Engine(200), Others(b=OURS))
+        assert (bench.state(), bench.flow.snapshot().detail) == ("alone", "the comparison failed, see the agent's log")
+    assert (bench.before_load(), bench.flow.snapshot().state) == ("", "same")
+
+
 def test_of_a_member_that_does_not_answer_nothing_is_loaded_and_it_is_asked_once_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

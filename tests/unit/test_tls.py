@@ -3,6 +3,8 @@
 import collections
 import contextlib
 import dataclasses
+import errno
+import os
 import socket
 import ssl
 import time
@@ -364,6 +366,20 @@ def threading_server(sock: socket.socket):  # type: ignore[no-untyped-def]
 
     context = server_context(credentials("source"))
     return ThreadPoolExecutor(1).submit(context.wrap_socket, sock, server_side=True)
+
+
+def test_without_a_descriptor_for_the_key_nobody_is_asked_and_a_moment_later_they_are(
+    source: Source, asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", none_left)
+        with pytest.raises(PeerError, match="Too many open files"):
+            asker.dialer.handshake(source.address, WAIT)
+    connection, _ = asker.dialer.handshake(source.address, WAIT)
+    connection.close()
 
 
 def test_no_file_holds_the_key(asker: Asker, source: Source) -> None:

@@ -109,6 +109,14 @@ def warm(
     return reason, flow, account
 
 
+def test_a_warm_up_for_which_no_thread_is_left_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    assert warm(Pool(20))[0] == "warm_incomplete"
+
+
 def test_all_blocks_of_all_members_are_fetched_once_and_the_end_has_no_reason() -> None:
     pool = Pool(20, members=3)
     reason, flow, account = warm(pool, targetPercent=100)

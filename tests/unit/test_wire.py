@@ -140,6 +140,17 @@ def test_descriptors_that_find_no_place_are_a_wire_error_and_not_a_frame_without
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_no_frame_brings_descriptors_without_end(pair: tuple[wire.Channel, wire.Channel]) -> None:
+    left, right = pair
+    before = open_descriptors()
+    for byte in wire.encode({"verb": "attach"}, b"tail")[:4]:  # two with each byte of a frame that has not ended
+        socket.send_fds(left._socket, [bytes([byte])], [0, 0])
+    with pytest.raises(wire.WireError, match="more than 4 descriptors"):
+        right.receive()
+    right.close()
+    assert open_descriptors() == before - 1
+
+
 def test_a_large_frame_with_descriptors_arrives_whole(pair: tuple[wire.Channel, wire.Channel]) -> None:
     left, right = pair
     tail = os.urandom(3 << 20)

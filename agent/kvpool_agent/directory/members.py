@@ -116,7 +116,9 @@ class _Link(threading.Thread):
                 self.tried.set()
                 if connection is not None:
                     self._follow_heads(connection, welcome, next_at)
-            except PeerError as error:
+            except Exception as error:
+                if not isinstance(error, PeerError):  # as without a descriptor left; the next look is another try
+                    log.exception("%s: a look failed", address)
                 if connection is not None:
                     connection.close()
                     connection = None
@@ -280,9 +282,12 @@ class MemberView:
                 seeds = read_seeds(self._seeds)
             except SeedError as error:
                 log.debug("%s", error)
-            if seeds is not None:
-                self._update([*seeds, *self._judge_learnt(seeds)][:MAX_ADDRESSES])
-                self._read.set()
+            try:
+                if seeds is not None:
+                    self._update([*seeds, *self._judge_learnt(seeds)][:MAX_ADDRESSES])
+                    self._read.set()
+            except Exception:
+                log.exception("members: a look failed")
             self._ended.wait(REFRESH_SECONDS)
 
     def _judge_learnt(self, seeds: Sequence[str]) -> list[str]:
@@ -311,7 +316,11 @@ class MemberView:
             for address in addresses:
                 if address not in self._links:
                     link = _Link(address, self._dialer, self._own_format, self._on_other, self._told, self.heads)
+                    try:
+                        link.start()
+                    except RuntimeError as error:  # the container has no thread left; the next look is another try
+                        log.error("%s: %s", address, error)
+                        break
                     self._links[address] = link
-                    link.start()
         for address in gone:
             self._on_gone(address)

@@ -117,7 +117,8 @@ class ProbeFlow:
 
     def attached(self, engine: str, slab: Slab, end: Callable[[], None], expected: int = 1) -> None:
         """An engine has attached; one that is not known yet is probed. `end` ends its session. expected: rows of the
-        prompt's block that can be compared, one of each KV group that fills its rows."""
+        prompt's block that can be compared, one of each KV group that fills its rows. Raises RuntimeError where the
+        container has no thread left: the engine is to attach again."""
         with self._changed:
             now = self._attempt
             if now is not None and (now.engine, now.slab) == (engine, slab):
@@ -131,7 +132,13 @@ class ProbeFlow:
             self._changed.notify_all()
         if now is not None:
             now.slab.arena.give_back([row.slot for row in now.rows.values()])
-        threading.Thread(target=self._run, args=(attempt,), name="kvpool-probe", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(attempt,), name="kvpool-probe", daemon=True).start()
+        except RuntimeError:
+            with self._changed:
+                if self._attempt is attempt:  # else nobody would ever come to its verdict
+                    self._attempt = None
+            raise
 
     def expects(self, token: str) -> bool:
         """Whether a store that bears this mark is of the probe that runs now."""
@@ -240,7 +247,12 @@ class ProbeFlow:
             return
         if not obstacle:
             self._members.settle(SETTLE_SECONDS)
-            self._compare(attempt, time.monotonic() + FETCH_SECONDS)
+            try:
+                self._compare(attempt, time.monotonic() + FETCH_SECONDS)
+            except Exception:
+                log.exception("the probe's rows were not compared")
+                if self._state == PENDING:  # every lookup would wait for it, for ever
+                    self._settle(attempt, ALONE, "the comparison failed, see the agent's log")
         elif self._state == PENDING:
             log.warning("no probe: %s; the engine shares by its format's fields alone", obstacle)
             self._settle(attempt, NOT_RUN, obstacle)

@@ -231,7 +231,11 @@ class WarmupFlow:
             if reason is not None:
                 ended(reason)
 
-        threading.Thread(target=run, name="kvpool-warmup", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="kvpool-warmup", daemon=True).start()
+        except RuntimeError as error:  # the container has no thread left
+            log.error("warm-up: %s", error)
+            ended("warm_incomplete")
 
     def _warm(self, slab: Slab, ended: Callable[[str], None], clock: _Deadline) -> str | None:
         """The reason to end with, or None when `ended` was called on the way."""

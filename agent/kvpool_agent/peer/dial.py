@@ -68,7 +68,7 @@ class Dialer:
             connection.send(self._hello)
             welcome = self.expect_welcome(connection)
             self._transport.greeted(connection, address)
-        except PeerError:
+        except BaseException:
             connection.close()
             raise
         with self._lock:

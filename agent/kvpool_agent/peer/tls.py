@@ -111,11 +111,20 @@ CLEAR = Clear()
 
 
 def _context(protocol: int, credentials: Credentials, controllers: bytes = b"") -> ssl.SSLContext:
-    """controllers: further authorities (PEM) that are trusted."""
+    """controllers: further authorities (PEM) that are trusted. Raises PeerError."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # an address is no identity: the name in the certificate is looked at instead
     context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        _load(context, credentials, controllers)
+    except OSError as error:  # no descriptor left, or what the library says of a file
+        raise PeerError(f"the own credentials can't be shown: {error}") from None
+    return context
+
+
+def _load(context: ssl.SSLContext, credentials: Credentials, controllers: bytes) -> None:
+    """Raises OSError."""
     context.load_verify_locations(cadata=credentials.authorities.decode())
     if controllers:
         context.load_verify_locations(cadata=controllers.decode())
@@ -128,7 +137,6 @@ def _context(protocol: int, credentials: Credentials, controllers: bytes = b"") 
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
-    return context
 
 
 class _Asking:
