@@ -20,43 +20,15 @@ never asked for and went on beyond, another request has brought into the host po
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from kvpool_client.groups import FULL, STATE, Group, number_of, reference
-from kvpool_client.plan import BEYOND, Plan, Summary
+from kvpool_client.plan import BEYOND, Chains, Plan, Request, Summary
 
 
 class Answer(enum.Enum):
     HIT = "hit"
     MISS = "miss"
     RETRY = "retry"
-
-
-# a request's keys by group, in the groups' order, each in the order of the prompt
-Chains = Callable[[], Sequence[Sequence[bytes]]]
-
-
-@dataclass
-class _Request:
-    chains: Chains
-    plan: Plan | None = None
-    dropped: list[Plan] = field(default_factory=list)  # those before it, whose loads may end yet
-    places: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)  # key: group's place, block, flat index
-    keys: list[bytes] = field(default_factory=list)
-    prompt_blocks: int | None = None
-    started: bool = False
-    ruled_out: bool = False  # by the last answer
-    ruled_out_now: bool = False  # in this step
-    missed: bool = False  # it was ruled out before its first plan, and computed: what comes later changes nothing
-    asked: int = -1
-    loaded_blocks: int = 0
-    blocks_without_room: int = 0
-    lost_blocks: int = 0
-    late_blocks: int = 0
-
-    @property
-    def plans(self) -> list[Plan]:
-        return [*self.dropped, *([self.plan] if self.plan is not None else [])]
 
 
 class Plans:
@@ -76,13 +48,13 @@ class Plans:
         self._reference = reference(groups)
         # a full-attention chain that is cut anywhere is worth its beginning; with a window a boundary is all or nothing
         self._divisible = len(groups) == 1 and groups[0].kind == FULL
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._by_number: dict[int, Plan] = {}
         self._unsent: list[Plan] = []
         self._number = 0
         self._stepped: list[Plan] = []  # those with a RETRY in this step
         self._giving: list[Plan] = []  # those with a HIT in this step
-        self._ruled_out: list[_Request] = []  # in this step
+        self._ruled_out: list[Request] = []  # in this step
         self._agent_silent = False
         self.hits_this_step = 0
 
@@ -93,7 +65,7 @@ class Plans:
 
     def begin(self, request: str, chains: Chains) -> None:
         """A request that the engine has taken in; `chains` gives its keys, as far as they are known."""
-        self._requests[request] = _Request(chains)
+        self._requests[request] = Request(chains)
 
     def scheduled(self, request: str) -> None:
         """The engine starts to compute a request: its keys are those of its prompt now, none decoded yet."""
@@ -114,7 +86,7 @@ class Plans:
                 self._lacking(entry, key)
         return Answer.MISS
 
-    def _unknown(self, entry: _Request, key: bytes, now: float) -> bool:
+    def _unknown(self, entry: Request, key: bytes, now: float) -> bool:
         """Whether the prompt can't be known: the engine lacks its first block, and nobody holds that one. Asked again
         in a later step, as of a request that waits, it may be known by then."""
         if entry.ruled_out_now:
@@ -186,7 +158,7 @@ class Plans:
                     self._without_room(plan, min(refused) if self._divisible else 0)
         self._giving.clear()
 
-    def _wait(self, entry: _Request, plan: Plan, key: bytes, now: float) -> Answer:
+    def _wait(self, entry: Request, plan: Plan, key: bytes, now: float) -> Answer:
         if now >= plan.deadline:
             # an agent that lets a deadline pass without a word costs one request that wait, not every one
             self._agent_silent = True
@@ -200,7 +172,7 @@ class Plans:
             self._stepped.append(plan)
         return Answer.RETRY if plan.retried.setdefault(group, key) == key else Answer.MISS
 
-    def _open(self, entry: _Request, request: str, now: float) -> None:
+    def _open(self, entry: Request, request: str, now: float) -> None:
         if not entry.keys:
             return
         if not entry.dropped and not entry.missed:
@@ -213,7 +185,7 @@ class Plans:
         self._by_number[plan.number] = plan
         self._unsent.append(plan)
 
-    def _know_keys(self, entry: _Request) -> None:
+    def _know_keys(self, entry: Request) -> None:
         entry.keys = []
         entry.places = {}
         for place, chain in enumerate(entry.chains()):
@@ -223,7 +195,7 @@ class Plans:
         if entry.prompt_blocks is None:
             entry.prompt_blocks = sum(place == self._reference for place, _, _ in entry.places.values())
 
-    def _lacking(self, entry: _Request, key: bytes, plan: Plan | None = None) -> None:
+    def _lacking(self, entry: Request, key: bytes, plan: Plan | None = None) -> None:
         """The engine has asked for a block: it lacks it, and in a full-attention group all after it."""
         place, block, index = entry.places[key]
         group = self._groups[place]
@@ -240,7 +212,7 @@ class Plans:
                     break
                 plan.lacks.add(later)
 
-    def _covered(self, entry: _Request, keys: Collection[bytes], begins: int) -> int:
+    def _covered(self, entry: Request, keys: Collection[bytes], begins: int) -> int:
         """How many blocks of the reference group, from the first that the engine lacked, these blocks stand for: with
         a window a few of them stand for the whole prefix."""
         if self._divisible:
@@ -249,7 +221,7 @@ class Plans:
         size = self._groups[self._reference].block_tokens
         return max(0, -(-max(ends, default=0) // size) - max(0, begins))
 
-    def _found(self, entry: _Request, keys: Iterable[bytes]) -> Iterator[tuple[int, int, int]]:
+    def _found(self, entry: Request, keys: Iterable[bytes]) -> Iterator[tuple[int, int, int]]:
         return (entry.places[key] for key in keys if key in entry.places)
 
     def number_of(self, request: str) -> int:
@@ -276,6 +248,12 @@ class Plans:
         if plan.hits is None:
             plan.hits, plan.seconds, plan.tried, plan.settled = plan.promised, seconds, tried, now
 
+    def unsent(self, number: int) -> None:
+        """There was no place for this plan in the queue to the agent."""
+        plan = self._by_number.pop(number, None)
+        if plan is not None:
+            plan.hits, plan.sent, plan.refused = frozenset(), False, True
+
     def loaded(self, request: str, done: Collection[bytes]) -> None:
         """These of the blocks that were answered HIT have come."""
         entry = self._requests.get(request)
@@ -294,7 +272,7 @@ class Plans:
         elif entry.ruled_out and not entry.dropped:
             entry.missed = True
 
-    def _settle(self, entry: _Request) -> None:
+    def _settle(self, entry: Request) -> None:
         """What became of the blocks that were promised; of one that was promised again, the last time."""
         again: set[bytes] = set()
         first = entry.plans[0].promised if self._divisible and entry.plans and entry.plans[0].answered else None
@@ -309,7 +287,7 @@ class Plans:
             again |= plan.promised
             self._account(entry, plan)
 
-    def _account(self, entry: _Request, plan: Plan) -> None:
+    def _account(self, entry: Request, plan: Plan) -> None:
         """Each block that was promised is one that was loaded, found no room, or was lost."""
         promised = self._covered(entry, plan.promised, plan.begins)
         if self._divisible:
@@ -329,7 +307,7 @@ class Plans:
             entry.lost_blocks += promised - refused - loaded
 
     @staticmethod
-    def _has_come(entry: _Request, plan: Plan, key: bytes) -> bool:
+    def _has_come(entry: Request, plan: Plan, key: bytes) -> bool:
         """Whether the engine had a promised block when it began to compute."""
         return key in plan.came or (entry.started and key not in plan.given and not plan.late)
 
@@ -387,7 +365,9 @@ class Plans:
             entry.loaded_blocks,
             entry.blocks_without_room,
             entry.lost_blocks,
-            (entry.prompt_blocks or 0) - entry.asked if entry.missed or (entry.ruled_out and not entry.dropped) else 0,
+            entry.lacking if entry.was_unknown else 0,
             entry.late_blocks,
+            entry.lacking if entry.found_nobody and not entry.refused else 0,
+            entry.lacking if entry.found_nobody and entry.refused else 0,
             *((only.opened, only.settled, only.seconds, only.tried) if only is not None else ()),
         )

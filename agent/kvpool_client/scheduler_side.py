@@ -144,16 +144,17 @@ class SchedulerSide:
         loaded, and no requests of the account: the probe is stored, a canary is not."""
         self.session.resume()
         self._open.add(context.req_id)
-        if probe_of(context):
-            return True
-        self.timings.arrived(context.req_id, time.monotonic())
-        if canary_of(context.kv_transfer_params):
-            return False
+        # first: what says that it is the agent's own may be anybody's
         mark = (context.kv_transfer_params or {}).get(self._mark) if self._mark else ""
         if mark == APART:
             self._outdated.add(context.req_id)
         elif mark:
             self._namespaces[context.req_id] = namespace_of(str(mark))
+        if probe_of(context):
+            return True
+        self.timings.arrived(context.req_id, time.monotonic())
+        if canary_of(context.kv_transfer_params):
+            return False
         self._plans.begin(context.req_id, lambda: chains_of(context, self._groups))
         return self._offers.offer_again(time.monotonic())
 
@@ -244,7 +245,7 @@ class SchedulerSide:
                 header["again"] = True
             header |= self._namespace(plan.request)
             if not self.session.post(header, b"".join(plan.keys)):
-                self._plans.answer(plan.number, ())
+                self._plans.unsent(plan.number)
 
     def request_finished(self, context: Context) -> None:
         """Tells the agent of a request's end."""
@@ -273,6 +274,9 @@ class SchedulerSide:
             "lost": summary.lost_blocks,
             "unknown": summary.unknown_blocks,
             "late": summary.late_blocks,
+            # of groups that are never asked about the agent itself says why
+            "unasked": summary.unasked_blocks if self._shares else 0,
+            "unsent": summary.unsent_blocks,
             **({"device": device} if device >= 0 else {}),
             **({"timing": {**timing, "steps": self.timings.take_steps()}} if timing else {}),
             **named,

@@ -21,7 +21,7 @@ from kvpool_contract.miss_reasons import MISS_REASONS  # noqa: E402
 # words of other tables for which a request may miss as well
 ALSO_MISSES = (
     "paused", "probe_pending", "probe_mismatch", "groups_unsupported", "draft_missing", "not_authorised",
-    "store_failed", "store_unreachable",
+    "store_failed", "store_unreachable", "not_attached",
 )  # fmt: skip
 
 

@@ -252,8 +252,26 @@ def test_a_block_that_nobody_could_be_asked_for_is_a_miss_in_the_account_and_no_
     assert plans.decline("q", K2) is MISS
     assert plans.end_step() == []
     summary = plans.finish("q")
-    assert (summary.prompt_blocks, summary.asked, summary.loaded_blocks) == (3, 1, 0)
+    assert summary == Summary("q", 3, 1, 0, 0, 0, unasked_blocks=2)
     assert plans.decline("gone", K0) is MISS
+
+
+def test_a_plan_that_found_no_place_in_the_queue_was_asked_of_nobody_and_the_next_one_counts(plans: Plans) -> None:
+    assert ask(plans, K0) is RETRY
+    (plan,) = plans.end_step()
+    plans.unsent(plan.number)
+    assert ask(plans, K0) is MISS
+    plans.drop("r")
+    assert ask(plans, K0) is RETRY
+    (second,) = plans.end_step()
+    assert not second.again
+    plans.unsent(second.number)
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0, unsent_blocks=4)
+
+
+def test_of_a_request_that_ends_before_anybody_could_be_asked_nothing_is_said(plans: Plans) -> None:
+    assert ask(plans, K0) is RETRY
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0)
 
 
 # -- several groups ---------------------------------------------------------------------------------

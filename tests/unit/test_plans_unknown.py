@@ -91,7 +91,7 @@ def test_nobody_to_ask_is_no_unknown_prompt() -> None:
     assert ask(plans, K0) is MISS
     plans.end_step()
     assert plans.decline("r", K0) is MISS
-    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0)
+    assert plans.finish("r") == Summary("r", 4, 0, 0, 0, 0, unasked_blocks=4)
 
 
 def test_keys_are_gathered_once_for_a_plan_and_anew_for_the_next_which_has_more_of_them() -> None:

@@ -87,5 +87,7 @@ def told_misses(account: Account, header: Mapping[str, Any]) -> None:
     account.miss("no_room", int(header.get("without_room", 0)))
     account.miss("evicted", int(header.get("lost", 0)))
     account.miss("deadline", int(header.get("late", 0)))
+    account.miss("not_attached", int(header.get("unasked", 0)))
+    account.miss("busy", int(header.get("unsent", 0)))
     if int(header.get("unknown", 0)) > 0:
         account.count("lookups_ruled_out")
