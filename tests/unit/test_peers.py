@@ -377,3 +377,17 @@ def test_a_connection_that_was_closed_meanwhile_is_a_peer_error_and_no_fault_of_
     connection.close()
     with right, pytest.raises(PeerError, match="closed"):
         connection.settimeout(1.0)
+
+
+def test_a_pool_of_a_hundred_has_its_pings_its_announcements_and_its_questions_answered(
+    server: serve.PeerServer,
+) -> None:
+    address, kept = f"127.0.0.1:{server.port}", []
+    for member in range(100):
+        dialer = Dialer(Identity("pool", f"m{member}", "inc"))
+        kept += [dialer.handshake(address, WAIT)[0] for _ in range(3)]
+    for connection in kept:
+        connection.send(frames.Ping())
+        assert isinstance(connection.receive()[0], frames.Welcome)
+        connection.skip(0)
+        connection.close()

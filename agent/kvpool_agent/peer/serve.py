@@ -37,7 +37,9 @@ from kvpool_agent.store.heads import NOTHING
 
 log = logging.getLogger("kvpool.peer")
 
-MAX_CONNECTIONS = 256
+# of a pool of as many members as there may be (directory.members), each with its pings, its announcements, and what its
+# requests ask at a time
+MAX_CONNECTIONS = 1024
 MAX_HANDSHAKES = 64  # connections that have not said who they are
 HANDSHAKE_SECONDS = 5.0
 FRAME_SECONDS = 10.0  # from a request's first byte to its last
