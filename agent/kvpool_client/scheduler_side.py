@@ -303,6 +303,10 @@ class SchedulerSide:
         self.ledger.drain()
         self._offers.unconfirmed(time.monotonic())
 
+    def leave(self) -> None:
+        """Leaves the pool for good, without waiting for anything: what is left here is nobody's any more."""
+        self.session.leave()
+
     def shutdown(self) -> None:
         self.ledger.fail_all()
         self._loader.close()

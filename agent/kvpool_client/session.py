@@ -124,13 +124,17 @@ class Session:
         """There shall be a session, as from the start on."""
         self._wanted.set()
 
-    def close(self) -> None:
-        """Ends the session and its threads."""
+    def leave(self) -> None:
+        """Ends the session for good, without waiting for its threads."""
         self._closing.set()
         self._wanted.set()
         channel = self._channel
         if channel is not None:
             channel.shut()
+
+    def close(self) -> None:
+        """Ends the session and its threads."""
+        self.leave()
         with contextlib.suppress(queue.Full):
             self._outbox.put_nowait((0, {}, b""))  # of no session: wakes the writer
         for thread in self._threads:

@@ -270,3 +270,14 @@ def test_an_attach_that_is_granted_for_a_header_of_before_is_not_taken(
     assert told.words == []
     channel.close()
     again.close()
+
+
+def test_who_leaves_waits_for_nobody_and_comes_back_no_more(client: session.Session, agent: FakeAgent) -> None:
+    channel = agent.grant()
+    wait_for("the attach", lambda: client.attached is not None, WAIT, 0.005)
+    client.leave()
+    with pytest.raises(wire.WireError):
+        channel.receive()
+    wait_for("the end of its threads", lambda: not any(t.is_alive() for t in client._threads), WAIT, 0.005)
+    client.resume()
+    assert not client.post({"verb": "store"})

@@ -63,10 +63,12 @@ class Side:
 
     def __init__(self, fails: str = "") -> None:
         self.ledger = Ledger()
+        self.called: list[str] = []
         self._fails = fails
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
+            self.called.append(name)
             if name == self._fails:
                 raise KeyError("a field that is not there")
             if name in ("submit_load", "submit_store"):
@@ -124,7 +126,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_a_method_that_fails_makes_the_tier_inert_and_every_job_ends_once(
     make: Callable[[Side], Any], reports: list[str], fails: str
 ) -> None:
-    tier = make(Side(fails))
+    side = Side(fails)
+    tier = make(side)
     tier.submit_load(job(1)) if fails != "submit_load" else None
     tier.submit_store(job(2)) if fails != "submit_store" else None
     CALLS[fails](tier)
@@ -143,6 +146,7 @@ def test_a_method_that_fails_makes_the_tier_inert_and_every_job_ends_once(
     assert tier.lookup(b"k", None) is LookupResult.MISS
     assert tier.on_new_request(None).policy is OffloadPolicy.CHUNK_LEVEL
     assert reports == ["tier_failed"]
+    assert side.called[-2:] == [fails, "leave"]  # attached is what the agent must not show
 
 
 def test_a_tier_that_works_passes_on_what_its_side_says(make: Callable[[Side], Any], reports: list[str]) -> None:
@@ -155,6 +159,15 @@ def test_a_tier_that_works_passes_on_what_its_side_says(make: Callable[[Side], A
     side.finished_jobs = lambda: [Result(1, False, True, (b"k",)), Result(2, True, False, (b"a",))]
     assert tier.get_finished_jobs() == [JobResult(1, False, (b"k",)), JobResult(2, True, None)]
     assert reports == []
+
+
+def test_a_tier_that_cannot_be_started_whole_leaves_nothing_attached(
+    make: Callable[[Side], Any], reports: list[str]
+) -> None:
+    side = Side("start")  # as without a thread for the loads, when that of the session runs
+    tier = make(side)
+    assert (side.called, reports) == (["start", "leave"], ["tier_failed"])
+    assert tier.lookup(b"k", None) is LookupResult.MISS
 
 
 def test_a_tier_that_cannot_be_built_is_inert(

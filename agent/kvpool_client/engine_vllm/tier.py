@@ -42,6 +42,7 @@ class KvpoolTier(SecondaryTierManager):
         self._side: SchedulerSide | None = None
         self._failed_jobs: list[int] = []  # of an inert tier, to be reported
         self._header: dict[str, Any] = {}
+        side: SchedulerSide | None = None
         try:
             pool = geometry.host_pool(offloading_spec, primary_kv_view)
             header = geometry.attach_header(offloading_spec, pool)
@@ -53,10 +54,13 @@ class KvpoolTier(SecondaryTierManager):
             side.start()
             self._side = side
         except Exception:  # noqa: BLE001 - the engine must start; the reason goes to the agent
-            self._fail()
+            self._fail(side)
 
-    def _fail(self) -> None:
+    def _fail(self, side: SchedulerSide | None) -> None:
+        """side: what there is of it; to the agent this engine is attached no more."""
         log.exception("kvpool: the tier has failed; the engine serves without the pool from now on")
+        if side is not None:
+            side.leave()
         session.report_bare(self._socket, "tier_failed", traceback.format_exc(limit=-2))
 
     def _guarded(self, call: Callable[[SchedulerSide], T], otherwise: T) -> T:
@@ -71,7 +75,7 @@ class KvpoolTier(SecondaryTierManager):
             # copies into rows must have ended before their jobs are reported; they are bounded by their leases
             side.ledger.drain()
             self._failed_jobs += [result.job for result in side.ledger.take()]
-            self._fail()
+            self._fail(side)
             return otherwise
 
     @property
