@@ -181,6 +181,8 @@ class Supervisor:
             self._worker = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=environment)
         finally:
             os.close(writing)
+        if self._stopping:  # told so while the worker was being started, which has not heard of it
+            self.stop()
         try:
             self._listen(reading, self._worker)
             return self._end(self._worker, self._drain if self._stopping else 0.0)

@@ -199,6 +199,27 @@ def test_a_worker_that_hands_over_has_the_time_that_it_has_said(
     assert waited == [supervisor.STOP_SECONDS, supervisor.STOP_SECONDS + seconds]
 
 
+def test_a_worker_that_is_being_started_when_all_is_to_end_is_told_so(
+    probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    made = Supervisor(parse(["--config", "x", "--run-dir", "y"]), probes)
+
+    class Worker:
+        def __init__(self, *_: object, **__: object) -> None:
+            made.stop()  # as a signal that comes while the process is made
+
+        def wait(self, _timeout: float) -> int:
+            return 0
+
+        def terminate(self) -> None:
+            told.append("to end")
+
+    monkeypatch.setattr(subprocess, "Popen", Worker)
+    made._run_worker()
+    assert told == ["to end"]
+
+
 @pytest.mark.parametrize("line", [b"", b"{", b"\xff", json.dumps({"other": 1}).encode()])
 def test_a_beat_that_cannot_be_read_changes_no_latch(probes: Probes, line: bytes) -> None:
     beat(probes, line)
