@@ -17,6 +17,7 @@ from kvpool_agent import descriptors
 from kvpool_agent.account import Account
 from kvpool_agent.engine_port.server import Busy, EnginePort, Port
 from kvpool_agent.flows.attach import EngineHandler, Hooks
+from kvpool_agent.flows.certify import Certification, IdentityPlace
 from kvpool_agent.flows.probe import ProbeFlow
 from kvpool_agent.peer.serve import PeerServer
 from kvpool_agent.store.memory import ArenaMemory
@@ -24,6 +25,7 @@ from kvpool_agent.store.slab import Slabs
 from kvpool_agent.supervisor import Probes
 from kvpool_client import wire
 from kvpool_client.session import report_bare
+from kvpool_contract.config import AgentConfig, Members, Tls
 
 WAIT = 10.0
 
@@ -164,3 +166,15 @@ def test_a_worker_takes_all_descriptors_that_it_may_have() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_newcomer_without_a_certificate_and_a_thread_to_wait_for_it_is_held_back_by_neither(
+    no_threads: threading.Event, tmp_path: Path
+) -> None:
+    tls = Tls(mode="Files", cluster="c", k8sNamespace="n")
+    config = AgentConfig(version=1, pool="p", arenaBytes=1 << 20, members=Members(file="m"), tls=tls)
+    newcomer = Certification(config, "uid", IdentityPlace(tmp_path, tmp_path, -1), Account())
+    told: list[str] = []
+    no_threads.set()
+    newcomer.when_certified(lambda _: told.append("begun"), lambda: told.append("without"))
+    assert told == ["without"]

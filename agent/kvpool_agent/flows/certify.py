@@ -4,6 +4,7 @@ A newcomer whose signer is down must not hold back its pod: after a short wait i
 warm-up begins when the certificate comes.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from kvpool_agent.peer.tls import Clear, Tls, Transport
 from kvpool_contract.config import AgentConfig
 from kvpool_contract.identity import PEER_AUTHORITIES_FILE, CertificateName
 from kvpool_contract.status import Tls as TlsStatus
+
+log = logging.getLogger("kvpool.certify")
 
 NEWCOMER_SECONDS = 15.0  # one answer of the signer takes ten at most
 
@@ -87,7 +90,8 @@ class Certification:
 
     def when_certified(self, begin: Callable[[float], None], without: Callable[[], None]) -> None:
         """Calls begin(moment on the monotonic clock from which a warm-up's deadline counts): at once where there is a
-        certificate or none is needed, else when it has come. `without` is called where that takes long."""
+        certificate or none is needed, else when it has come. `without` is called where that takes long, or
+        the container has no thread left to wait on."""
         keeper, attached = self._keeper, time.monotonic()
         if keeper is None or keeper.credentials is not None:
             begin(attached)
@@ -101,4 +105,8 @@ class Certification:
             if came:
                 begin(time.monotonic())
 
-        threading.Thread(target=wait, name="kvpool-newcomer", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name="kvpool-newcomer", daemon=True).start()
+        except RuntimeError as error:
+            log.error("nobody waits for the certificate: %s", error)
+            without()
