@@ -17,7 +17,7 @@ from local_member import FIELDS, FORMAT, POOL, WAIT, LocalMember, bytes_of, chai
 from tenant_keys import ACME, ACME_ID, NEXT, PUBLIC, PUBLIC_ID, acme, keyring
 
 from kvpool_agent.directory.members import _Link
-from kvpool_agent.keyring import Keyring
+from kvpool_agent.keyring import Keyring, Space
 from kvpool_agent.peer import entitlement, frames
 from kvpool_agent.peer.connection import Connection, PeerError
 from kvpool_agent.peer.dial import Dialer, Identity
@@ -118,6 +118,26 @@ def test_an_unentitled_question_is_answered_as_a_miss_byte_for_byte(member: Made
             assert raw.ask(frames.Fetch(slab, "demand", WAIT), tail) == (frames.FetchEnd(), b"")
         assert raw.ask(frames.Hot(slab, 100)) == (frames.HotList(), b"")
     assert raw.ask(frames.Where(), frames.pack_keys(chain("public", 6))) == (frames.Found([]), b"")
+
+
+def test_of_a_cache_namespace_that_nobody_has_heard_of_as_much_is_looked_at_as_of_one_that_is_here(
+    member: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = member("source", public=[PUBLIC], acme=[ACME])
+    looked: list[Space] = []
+    proved = entitlement._proved
+
+    def look(space: Space, connection: Connection) -> bool:
+        looked.append(space)
+        return proved(space, connection)
+
+    monkeypatch.setattr(entitlement, "_proved", look)
+    raw = Raw(source.address)
+    for slab in (ACME_ID, b"x" * 16):
+        raw.ask(frames.Locate(slab), frames.pack_keys(KEYS))
+        raw.ask(frames.Fetch(slab, "demand", WAIT), frames.pack_keys(KEYS))
+        raw.ask(frames.Hot(slab, 100))
+    assert looked == [acme(source).space] * 3 + [source.slab.space] * 3
 
 
 def test_heads_are_told_to_the_entitled_alone(member: Made, tmp_path: Path) -> None:

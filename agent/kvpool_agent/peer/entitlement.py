@@ -130,8 +130,7 @@ class Entitlement:
         """What a question about these blocks is answered as: the id of a slab, and names in it."""
         if not self._keyring.keyed:
             return slab, keys
-        space = self._keyring.of(slab)
-        if space is not None and _proved(space, connection):
+        if self._has_proved(connection, slab):
             return slab, _masked(keys, self._mask, self._mask)
         return self._keyring.default_id, _masked(keys, self._mask, self._other_mask)
 
@@ -141,11 +140,17 @@ class Entitlement:
 
     def entitled(self, connection: Connection, slab: bytes) -> bool:
         """Whether the asker may see this slab."""
-        space = self._keyring.of(slab)
-        return not self._keyring.keyed or (space is not None and _proved(space, connection))
+        return not self._keyring.keyed or self._has_proved(connection, slab)
 
     def entitled_to_default(self, connection: Connection) -> bool:
         return self.entitled(connection, self._keyring.default_id)
+
+    def _has_proved(self, connection: Connection, slab: bytes) -> bool:
+        """Whether the asker holds the key of this slab's cache namespace. Of one that nobody has heard of as much is
+        looked at: how long it takes does not tell which ones are here."""
+        space = self._keyring.of(slab)
+        proved = _proved(self._keyring.default if space is None else space, connection)
+        return proved and space is not None
 
 
 def _peer(connection: Connection) -> tuple[str, str]:
