@@ -1,9 +1,10 @@
 """Whether the time of an answer tells who lacks a cache namespace's key what lies in it.
 
-    python benchmarks/tenant_timing.py [--samples 20000] [--clear]
+    python benchmarks/tenant_timing.py [--samples 20000] [--clear] [--kinds locate fetch hot]
 
-Inside TLS, as members talk, or with --clear without it. One member holds blocks of a tenant. Questions are timed at the
-asker, in an order drawn anew for each round:
+Inside TLS, as members talk, or with --clear without it. One member holds blocks of a tenant, which are hot. Three kinds
+of questions are timed at the asker, in an order drawn anew for each round. Which of these blocks it holds (`locate`),
+and for the blocks themselves (`fetch`):
 
     held      unentitled, about blocks that the member holds
     absent    unentitled, about blocks that nobody holds
@@ -12,23 +13,28 @@ asker, in an order drawn anew for each round:
     miss again the same once more (A/A)
     hit       entitled, about blocks that the member holds: what would show if one of them could tell
 
-The three ways of each asker share three connections, dealt anew each round: every connection, with its thread at the
-other end, has a pace of its own, which would tell ways apart that are the same.
+And which blocks are hot (`hot`):
 
-Two ways are compared as an attacker would, by how well the time of one answer tells which it was: the area under the
-ROC curve is 0.5 where it can't. z is its distance from 0.5 in standard errors. Power: the least delay, added to one
-way's times, that is found at z > 3 in 95 of 100 resamplings of this run.
+    here      unentitled, about a cache namespace whose blocks are hot here
+    here again the same once more (A/A)
+    elsewhere unentitled, about one that the member has never heard of
+    none      entitled, about one of which nothing is hot
+    list      entitled, about the one whose blocks are hot
+
+The ways of each asker share connections, dealt anew each round: every connection, with its thread at the other end, has
+a pace of its own. Each question draws its names anew, and each way has as many to draw from as another, which no other
+way of that asker asks about: names that are asked about twice as often as others are found faster, by a processor that
+still has at hand where they would be. Either would tell ways apart that are the same.
+
+How two ways are compared, and what power is: telling.py.
 """
 
 import argparse
-import bisect
-import math
 import random
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,6 +42,7 @@ sys.path[:0] = [str(HERE.parent / "agent"), str(HERE.parent / "tests" / "e2e"), 
 
 import rounds  # noqa: E402
 import secured  # noqa: E402
+import telling  # noqa: E402
 from local_member import POOL, LocalMember, bytes_of  # noqa: E402
 from tenant_keys import ACME, ACME_ID, PUBLIC, PUBLIC_ID, acme, keyring  # noqa: E402
 
@@ -43,26 +50,37 @@ from kvpool_agent.peer import frames  # noqa: E402
 from kvpool_agent.peer.connection import Connection  # noqa: E402
 from kvpool_agent.peer.dial import Dialer, Identity  # noqa: E402
 from kvpool_agent.peer.entitlement import Entitlement  # noqa: E402
-from kvpool_agent.peer.tls import CLEAR  # noqa: E402
+from kvpool_agent.peer.tls import CLEAR, Transport  # noqa: E402
+from kvpool_agent.policy.purposes import DEMAND  # noqa: E402
 from kvpool_agent.store.tag import tag_of  # noqa: E402
 
-BLOCKS, WAYS = 64, 3
-FOUND_AT, SURE = 3.0, 95
-RESAMPLES, RESAMPLED = 100, 4000
+BLOCKS, CONNECTIONS = 64, 3
+NAMES = 512  # of which each question draws its own
+LONGEST_SECONDS = 10.0  # that a fetch may take
+UNHEARD = b"u" * 16  # no cache namespace's
+_BLOCKS = (
+    ("miss", "miss again"), ("absent", "held"), ("absent", "elsewhere"), ("miss", "absent"), ("miss", "held"),
+    ("miss", "hit"),
+)  # fmt: skip
+_HEAT = (("here", "here again"), ("here", "elsewhere"), ("none", "here"), ("none", "list"))
+COMPARED = {"locate": _BLOCKS, "fetch": _BLOCKS, "hot": _HEAT}
 
 
 def names(what: str) -> list[bytes]:
-    return [random.Random(f"{what} {n}").randbytes(16) for n in range(BLOCKS)]
+    return [random.Random(f"{what} {n}").randbytes(16) for n in range(NAMES)]
 
 
-def asked(connection: Connection, slab: bytes, keys: Sequence[bytes]) -> float:
+def asked(connection: Connection, question: frames.AnyMessage, tail: bytes = b"") -> float:
     """Seconds from a question to its whole answer."""
-    tail = frames.pack_keys(keys)
     began = time.perf_counter()
-    connection.send(frames.Locate(slab), tail)
-    _, length = connection.receive()
-    connection.read(length)
-    return time.perf_counter() - began
+    connection.send(question, tail)
+    while True:
+        answer, length = connection.receive()
+        connection.read(length)
+        if not isinstance(answer, frames.Block):
+            taken = time.perf_counter() - began
+            assert not isinstance(answer, frames.Refused), answer.reason
+            return taken
 
 
 class Hand:
@@ -78,90 +96,91 @@ class Hand:
         return self._left.pop()
 
 
-def area(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Area under the ROC curve, and its distance from 0.5 in standard errors."""
-    order = sorted(one)
-    below = sum(bisect.bisect_left(order, x) + bisect.bisect_right(order, x) for x in other) / 2
-    found = below / (len(one) * len(other))
-    error = math.sqrt((len(one) + len(other) + 1) / (12 * len(one) * len(other)))
-    return found, (found - 0.5) / error
+class Parties:
+    """The member, and who asks it: `entitled` and `unentitled` hand out their connections."""
 
+    def __init__(self, place: Path, transports: Mapping[str, Transport]) -> None:
+        (place / "members").touch()
+        held_by_member = keyring(place, "member", public=[PUBLIC], acme=[ACME])
+        self.member = LocalMember("member", place / "members", keyring=held_by_member, transport=transports["member"])
+        slab, self.held = acme(self.member), names("held")
+        for space in (slab, self.member.slab):  # as many blocks in the one that answers for the other
+            for key in self.held if space is slab else names("public"):
+                (slot,) = space.arena.reserve(1, time.monotonic())
+                space.view(slot)[:] = bytes_of(key)
+                space.arena.commit(key, b"", slot, tag_of(key, space.view(slot)), foreign=False)
+        slab.heat.count(self.held, time.monotonic())
+        self.member.server.start()
+        ring = keyring(place, "asker", public=[PUBLIC], acme=[ACME])
+        for name, known in zip((PUBLIC_ID, ACME_ID), ring.spaces, strict=True):
+            ring.register(name, known)
+        proof = Entitlement(ring, ("asker", "inc"))
+        asker = Dialer(Identity(POOL, "asker", "inc"), transports["asker"], proof)
+        stranger = Dialer(Identity(POOL, "stranger", "inc"), transports["stranger"])
+        ours, theirs = (
+            [dialer.handshake(self.member.address)[0] for _ in range(CONNECTIONS)] for dialer in (asker, stranger)
+        )
+        assert all(proof.shares(connection, ACME_ID) for connection in ours)
+        self.entitled, self.unentitled = Hand(ours), Hand(theirs)
 
-def least_delay(times: Sequence[float], samples: int) -> float:
-    """Seconds that would have been found with so many samples: searched with fewer, for whose error it is scaled."""
-    chance = random.Random(1)
+    def about_blocks(self, question: Callable[[bytes], frames.AnyMessage]) -> dict[str, Callable[[], float]]:
+        """The ways to ask a question that names blocks."""
 
-    def is_found(delay: float) -> bool:
-        found = 0
-        for _ in range(RESAMPLES):
-            one = chance.choices(times, k=RESAMPLED)
-            other = [x + delay for x in chance.choices(times, k=RESAMPLED)]
-            found += area(one, other)[1] * math.sqrt(samples / RESAMPLED) > FOUND_AT
-        return found >= SURE * RESAMPLES // 100
+        chance = random.Random(3)
 
-    low, high = 0.0, statistics.median(times)
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_found(middle) else (middle, high)
-    return high
+        def way(hand: Hand, slab: bytes, keys: Sequence[bytes]) -> Callable[[], float]:
+            return lambda: asked(hand.draw(), question(slab), frames.pack_keys(chance.sample(keys, BLOCKS)))
+
+        return {
+            "held": way(self.unentitled, ACME_ID, self.held),
+            "absent": way(self.unentitled, ACME_ID, names("absent")),
+            "elsewhere": way(self.unentitled, UNHEARD, names("elsewhere")),
+            "miss": way(self.entitled, ACME_ID, names("miss")),
+            "miss again": way(self.entitled, ACME_ID, names("miss again")),
+            "hit": way(self.entitled, ACME_ID, self.held),
+        }
+
+    def about_heat(self) -> dict[str, Callable[[], float]]:
+        def way(hand: Hand, slab: bytes) -> Callable[[], float]:
+            return lambda: asked(hand.draw(), frames.Hot(slab, BLOCKS))
+
+        return {
+            "here": way(self.unentitled, ACME_ID),
+            "here again": way(self.unentitled, ACME_ID),
+            "elsewhere": way(self.unentitled, UNHEARD),
+            "none": way(self.entitled, PUBLIC_ID),
+            "list": way(self.entitled, ACME_ID),
+        }
+
+    def ways(self, kind: str) -> dict[str, Callable[[], float]]:
+        match kind:
+            case "locate":
+                return self.about_blocks(frames.Locate)
+            case "fetch":
+                return self.about_blocks(lambda slab: frames.Fetch(slab, DEMAND, LONGEST_SECONDS))
+            case _:
+                return self.about_heat()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--clear", action="store_true", help="without TLS")
+    parser.add_argument("--kinds", nargs="+", choices=COMPARED, default=list(COMPARED))
     options = parser.parse_args()
-    samples, who = options.samples, ("member", "asker", "stranger")
-    if options.clear:
-        transports = dict.fromkeys(who, CLEAR)
-    else:
+    who = ("member", "asker", "stranger")
+    transports: dict[str, Transport] = dict.fromkeys(who, CLEAR)
+    if not options.clear:
         pairs = zip(who, secured.pairs(*who, pool=POOL), strict=True)
         transports = {name: pair.transport(pool=POOL) for name, pair in pairs}
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "members").touch()
-        held_by_member = keyring(place, "member", public=[PUBLIC], acme=[ACME])
-        member = LocalMember("member", place / "members", keyring=held_by_member, transport=transports["member"])
-        slab, held = acme(member), names("held")
-        for space in (slab, member.slab):  # as many blocks in the one that answers for the other
-            for key in held if space is slab else names("public"):
-                (slot,) = space.arena.reserve(1, time.monotonic())
-                space.view(slot)[:] = bytes_of(key)
-                space.arena.commit(key, b"", slot, tag_of(key, space.view(slot)), foreign=False)
-        member.server.start()
-        ring = keyring(place, "asker", public=[PUBLIC], acme=[ACME])
-        for name, space in zip((PUBLIC_ID, ACME_ID), ring.spaces, strict=True):
-            ring.register(name, space)
-        proof = Entitlement(ring, ("asker", "inc"))
-        entitled = Dialer(Identity(POOL, "asker", "inc"), transports["asker"], proof)
-        stranger = Dialer(Identity(POOL, "stranger", "inc"), transports["stranger"])
-        absent, unheard = names("absent"), b"u" * 16
-
-        theirs = [stranger.handshake(member.address)[0] for _ in range(WAYS)]
-        ours = [entitled.handshake(member.address)[0] for _ in range(WAYS)]
-        assert all(proof.shares(connection, ACME_ID) for connection in ours)
-        unentitled, known = Hand(theirs), Hand(ours)
-        ways = {
-            "held": lambda: asked(unentitled.draw(), ACME_ID, held),
-            "absent": lambda: asked(unentitled.draw(), ACME_ID, absent),
-            "elsewhere": lambda: asked(unentitled.draw(), unheard, held),
-            "miss": lambda: asked(known.draw(), ACME_ID, absent),
-            "miss again": lambda: asked(known.draw(), ACME_ID, absent),
-            "hit": lambda: asked(known.draw(), ACME_ID, held),
-        }
-        found = rounds.run(ways, samples, warm_up=200)
-        member.kill()
     inside = "in clear" if options.clear else "inside TLS"
-    print(f"{rounds.machine()}; {samples} questions each way {inside}, {BLOCKS} blocks each")
-    for name, times in found.items():
-        print(f"  {name:<12} median {statistics.median(times) * 1e6:8.1f} us   p99 {rounds.p99(times) * 1e6:8.1f} us")
-    for one, other in (
-        ("miss", "miss again"), ("absent", "held"), ("absent", "elsewhere"), ("miss", "absent"), ("miss", "held"),
-        ("miss", "hit"),
-    ):  # fmt: skip
-        where, z = area(found[one], found[other])
-        print(f"  {one} against {other:<12} area {where:.4f}   z {z:+6.2f}")
-    print(f"  power: a delay of {least_delay(found['absent'], samples) * 1e6:.2f} us would have been found")
+    with tempfile.TemporaryDirectory() as folder:
+        parties = Parties(Path(folder), transports)
+        for kind in options.kinds:
+            found = rounds.run(parties.ways(kind), options.samples, warm_up=200)
+            print(f"{rounds.machine()}; {kind}, {options.samples} questions each way {inside}, {BLOCKS} blocks each")
+            telling.report(found, COMPARED[kind], "elsewhere")
+        parties.member.kill()
 
 
 if __name__ == "__main__":
