@@ -133,7 +133,7 @@ def test_an_engine_whose_probe_finds_no_thread_comes_again_and_is_probed_then(no
     hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
     lookup: Any = types.SimpleNamespace(load_seconds=1.0)
     handler = EngineHandler(Slabs(memory, 0.0), memory, lookup, nobody, Account(), probe, nobody, hooks)
-    here, _there = socket.socketpair()
+    here, there = socket.socketpair()
     port = Port(wire.Channel(here))
     host_pool = os.memfd_create("rows", os.MFD_CLOEXEC)
     os.ftruncate(host_pool, row * rows)
@@ -151,6 +151,8 @@ def test_an_engine_whose_probe_finds_no_thread_comes_again_and_is_probed_then(no
     # a format without a block size can't be asked for the prompt: that is a verdict, and lookups need not wait for one
     wait_for("a verdict", lambda: probe.snapshot().state == "not_run", WAIT, 0.005)
     os.close(host_pool)
+    here.close()
+    there.close()
 
 
 def test_why_an_engine_starts_bare_is_untold_and_it_starts(no_threads: threading.Event) -> None:

@@ -382,12 +382,17 @@ def test_a_connection_that_was_closed_meanwhile_is_a_peer_error_and_no_fault_of_
 def test_a_pool_of_a_hundred_has_its_pings_its_announcements_and_its_questions_answered(
     server: serve.PeerServer,
 ) -> None:
-    address, kept = f"127.0.0.1:{server.port}", []
+    address, kept = f"127.0.0.1:{server.port}", list[Connection]()
+
+    def answered(connection: Connection) -> bool:
+        connection.send(frames.Ping())
+        return isinstance(connection.receive()[0], frames.Welcome)
+
     for member in range(100):
         dialer = Dialer(Identity("pool", f"m{member}", "inc"))
-        kept += [dialer.handshake(address, WAIT)[0] for _ in range(3)]
+        for _ in range(3):
+            kept.append(dialer.handshake(address, WAIT)[0])
+            assert answered(kept[-1])  # from here on its handshake takes no place of others
+    assert all(answered(connection) for connection in kept)
     for connection in kept:
-        connection.send(frames.Ping())
-        assert isinstance(connection.receive()[0], frames.Welcome)
-        connection.skip(0)
         connection.close()
