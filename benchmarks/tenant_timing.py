@@ -125,7 +125,6 @@ class Parties:
 
     def about_blocks(self, question: Callable[[bytes], frames.AnyMessage]) -> dict[str, Callable[[], float]]:
         """The ways to ask a question that names blocks."""
-
         chance = random.Random(3)
 
         def way(hand: Hand, slab: bytes, keys: Sequence[bytes]) -> Callable[[], float]:

@@ -26,12 +26,13 @@ def ask(
     adapter: list[Any] | None = None,
     parameters: dict[str, Any] | None = None,
     likeliest: int = 5,
+    answer_tokens: int = 8,
 ) -> dict[str, Any]:
     before = tokens_by_source(engine)
     prompt: dict[str, Any] = {"prompt_token_ids": tokens, **({"cache_salt": salt} if salt else {})}
     extra = {"kv_transfer_params": parameters} if parameters else None
     wanted = SamplingParams(
-        temperature=0, max_tokens=8, logprobs=likeliest, ignore_eos=True, detokenize=False, extra_args=extra
+        temperature=0, max_tokens=answer_tokens, logprobs=likeliest, ignore_eos=True, detokenize=False, extra_args=extra
     )  # fmt: skip
     (answer,) = engine.generate(
         [prompt], wanted, use_tqdm=False, lora_request=LoRARequest(*adapter) if adapter else None
