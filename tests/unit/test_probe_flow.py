@@ -247,6 +247,16 @@ def test_what_the_engines_port_answers(statuses: tuple[int, ...], verdict: str, 
     assert len(engine.asked) == len(statuses)
 
 
+def test_requests_do_not_wait_for_a_port_that_has_no_answer_to_give() -> None:
+    """Until they come it may be one of an engine that is not up yet."""
+    engine = Engine(*[503] * 500)
+    bench = Bench(engine, Others(b=OURS))
+    wait_for("it is asked again", lambda: len(engine.asked) > 1, 20, 0.005)
+    assert bench.flow.snapshot().state == "pending"
+    assert (bench.before_load(), bench.state()) == ("", "not_run")
+    assert bench.flow.snapshot().detail == "requests come, and the engine's port answered 503"
+
+
 def test_of_a_model_whose_rows_cannot_be_compared_nobody_asks_the_engine() -> None:
     engine, others = Engine(200), Others(b=THEIRS)
     bench = Bench(engine, others, expected=0)

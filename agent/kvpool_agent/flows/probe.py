@@ -273,6 +273,8 @@ class ProbeFlow:
                     status = self._complete(attempt.token, block_tokens)
                     if status != http.client.SERVICE_UNAVAILABLE:
                         return "" if status == http.client.OK else f"the engine's port answered {status}"
+                    if waits:
+                        return f"requests come, and the engine's port answered {status}"
             except ConnectionRefusedError:
                 if waits:
                     return "requests come, and nobody listens on the engine's port"
