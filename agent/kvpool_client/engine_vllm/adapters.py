@@ -3,20 +3,43 @@
 vLLM's hash of a block names a request's adapter by name and path. At another replica, or after a reload, the same name
 and path may hold other weights, and blocks of one would be taken for the other's. So in the engine's core process the
 adapter's key gets a third part: a digest of its files. An adapter whose files can't be read here gets random bytes,
-which no other replica has: its blocks are this engine's own, requests without adapter are shared as ever.
+which no other replica has: its blocks are this engine's own, requests without adapter are shared as ever. So does one
+whose files have changed since they were read: a worker that has let it go loads it from them anew, without a word.
 
 Relies on `kv_cache_utils._gen_lora_extra_hash_keys` and `EngineCore.add_lora`; a test holds both.
 """
 
 import hashlib
+import logging
+import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvpool_client.engine_vllm.configuration import digest_of_weights
 
+log = logging.getLogger("kvpool")
+
 _MARK = "_kvpool_adapters"
-_contents: dict[tuple[int, str, str], str] = {}
+Identity = tuple[int, str, str]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What an adapter is told by, since its files were in this state; `of`: their digest, empty where there is none."""
+
+    told_by: str
+    files: tuple[tuple[str, int, int, int], ...]
+    of: str
+
+
+_contents: dict[Identity, _Content] = {}
+_looked: tuple[str, Identity, str] = (
+    "",
+    (0, "", ""),
+    "",
+)  # the request that was looked at last, and what it is told by
 
 
 def install() -> None:
@@ -30,7 +53,7 @@ def install() -> None:
 
     def with_content(request: Any) -> list[Any]:
         keys = list(named(request))
-        return [(*key, content_of(request.lora_request)) for key in keys] if request.lora_request else keys
+        return [(*key, _content_for(request)) for key in keys] if request.lora_request else keys
 
     def add_lora(self: Any, lora_request: Any) -> Any:
         _contents.pop(_identity(lora_request), None)  # it may be loaded anew from changed files
@@ -41,13 +64,42 @@ def install() -> None:
     EngineCore.add_lora = add_lora
 
 
+def _content_for(request: Any) -> str:
+    """Asked for each block of a request; the files are looked at once."""
+    global _looked
+    identity = _identity(request.lora_request)
+    last, of, told_by = _looked
+    if (last, of) != (request.request_id, identity):
+        told_by = content_of(request.lora_request)
+        _looked = request.request_id, identity, told_by
+    return told_by
+
+
 def content_of(lora_request: Any) -> str:
-    """What tells this adapter from any other, read once for each load."""
+    """What tells this adapter, as the workers have it, from any other."""
     identity = _identity(lora_request)
-    found = _contents.get(identity)
-    if found is None:
-        found = _contents.setdefault(identity, digest_of_adapter(Path(identity[2])) or secrets.token_hex(16))
-    return found
+    folder = Path(identity[2])
+    files, known = _state_of(folder), _contents.get(identity)
+    if known is None or known.files != files:
+        digest = digest_of_adapter(folder)
+        if known is None:
+            told_by = digest or secrets.token_hex(16)
+        elif digest == known.of:
+            told_by = known.told_by
+        else:
+            log.warning("kvpool: adapter %s: %s has changed; until it is loaded anew it is not shared", *identity[1:])
+            told_by = secrets.token_hex(16)
+        known = _contents[identity] = _Content(told_by, files, digest)
+    return known.told_by
+
+
+def _state_of(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Of each file what changes with it; empty for what is no folder."""
+    try:
+        found = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
+    except OSError:
+        return ()
+    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
 
 def digest_of_adapter(folder: Path) -> str:
