@@ -177,9 +177,11 @@ def lora(path: str, number: int = 1) -> Any:
 NUMBERS = itertools.count()
 
 
-def keys_of(hashes: Any, lora_request: Any, request_id: str = "") -> list[Any]:
-    """Of a request; without an id, of a new one."""
-    request = types.SimpleNamespace(lora_request=lora_request, request_id=request_id or f"r{next(NUMBERS)}")
+def keys_of(hashes: Any, lora_request: Any, request_id: str = "", hashed: int = 0) -> list[Any]:
+    """Of a request that has so many blocks already; without an id, of a new one."""
+    request = types.SimpleNamespace(
+        lora_request=lora_request, request_id=request_id or f"r{next(NUMBERS)}", block_hashes=[b""] * hashed
+    )
     return list(hashes._gen_lora_extra_hash_keys(request))
 
 
@@ -207,23 +209,24 @@ def test_an_adapter_whose_files_change_under_the_engine_is_shared_no_more_until_
     """Which of the two a worker has is not known: one that let it go loads it anew without a word."""
     adapters.install()
     path = adapter(tmp_path / "one")
-    content = keys_of(hashes, lora(path), "running")[0][3]
+    content = keys_of(hashes, lora(path))[0][3]
     other = adapters.digest_of_adapter(Path(adapter(tmp_path / "two", weights=b"x")))
 
     adapter(tmp_path / "one")  # written anew as it was, as a volume does that is mounted again
     os.utime(tmp_path / "one" / "adapter_config.json", ns=(1, 1))
-    assert keys_of(hashes, lora(path))[0][3] == content
+    assert keys_of(hashes, lora(path), "running")[0][3] == content
 
     adapter(tmp_path / "one", weights=b"x")
-    assert keys_of(hashes, lora(path), "running")[0][3] != other
-    alone = keys_of(hashes, lora(path))[0][3]
+    alone = keys_of(hashes, lora(path), "running", hashed=1)[0][3]
     assert alone not in (content, other)
     assert keys_of(hashes, lora(path))[0][3] == alone, "its blocks are found again by this engine"
+    assert keys_of(hashes, lora(path), "running", hashed=2)[0][3] == alone
     assert core.add_lora(lora(path))
+    assert keys_of(hashes, lora(path), "running", hashed=2)[0][3] == other
     assert keys_of(hashes, lora(path))[0][3] == other
 
 
-def test_the_files_of_an_adapter_are_looked_at_once_for_a_request(
+def test_the_files_of_an_adapter_are_looked_at_once_for_blocks_that_are_hashed_together(
     hashes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters.install()

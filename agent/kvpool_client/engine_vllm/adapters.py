@@ -23,6 +23,7 @@ log = logging.getLogger("kvpool")
 
 _MARK = "_kvpool_adapters"
 Identity = tuple[int, str, str]
+Hashing = tuple[str, int, Identity]  # a request, how many of its blocks had been hashed before, and its adapter
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,8 @@ class _Content:
 
 
 _contents: dict[Identity, _Content] = {}
-_looked: tuple[str, Identity, str] = (
-    "",
-    (0, "", ""),
-    "",
-)  # the request that was looked at last, and what it is told by
+_NOTHING: Hashing = ("", 0, (0, "", ""))
+_looked: tuple[Hashing, str] = (_NOTHING, "")  # for which blocks the files were looked at last, and what tells those
 
 
 def install() -> None:
@@ -56,7 +54,9 @@ def install() -> None:
         return [(*key, _content_for(request)) for key in keys] if request.lora_request else keys
 
     def add_lora(self: Any, lora_request: Any) -> Any:
+        global _looked
         _contents.pop(_identity(lora_request), None)  # it may be loaded anew from changed files
+        _looked = _NOTHING, ""
         return add(self, lora_request)
 
     setattr(with_content, _MARK, True)
@@ -65,13 +65,14 @@ def install() -> None:
 
 
 def _content_for(request: Any) -> str:
-    """Asked for each block of a request; the files are looked at once."""
+    """Asked for each block; the files are looked at once for those that are hashed together, and anew for the next ones
+    of a request that runs: an adapter that was loaded in place is read again by the workers in each step."""
     global _looked
-    identity = _identity(request.lora_request)
-    last, of, told_by = _looked
-    if (last, of) != (request.request_id, identity):
+    now = request.request_id, len(request.block_hashes), _identity(request.lora_request)
+    last, told_by = _looked
+    if last != now:
         told_by = content_of(request.lora_request)
-        _looked = request.request_id, identity, told_by
+        _looked = now, told_by
     return told_by
 
 
