@@ -253,6 +253,9 @@ def test_requests_do_not_wait_for_a_port_that_has_no_answer_to_give() -> None:
     bench = Bench(engine, Others(b=OURS))
     wait_for("it is asked again", lambda: len(engine.asked) > 1, 20, 0.005)
     assert bench.flow.snapshot().state == "pending"
+    told: list[bool] = []
+    bench.flow.when_settled(told.append)
+    wait_for("what waits for the verdict is told", lambda: told == [True], 20, 0.005)
     assert (bench.before_load(), bench.state()) == ("", "not_run")
     assert bench.flow.snapshot().detail == "requests come, and the engine's port answered 503"
 
