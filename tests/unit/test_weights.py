@@ -170,8 +170,9 @@ def adapter(folder: Path, weights: bytes = b"w", configuration: str = "{}") -> s
     return str(folder)
 
 
-def lora(path: str, number: int = 1) -> Any:
-    return types.SimpleNamespace(lora_name="name", lora_int_id=number, lora_path=path)
+def lora(path: str, number: int = 1, *, anew: bool = False) -> Any:
+    """anew: loaded in place of what workers have."""
+    return types.SimpleNamespace(lora_name="name", lora_int_id=number, lora_path=path, load_inplace=anew)
 
 
 NUMBERS = itertools.count()
@@ -196,10 +197,10 @@ def test_an_adapters_content_is_in_the_hash_and_a_request_without_one_has_nothin
     assert keys_of(hashes, None) == []
     for changed in ({"weights": b"x"}, {"configuration": '{"r": 8}'}):
         adapter(tmp_path / "one", **changed)
-        assert core.add_lora(lora(path))
+        assert core.add_lora(lora(path, anew=True))
         assert keys_of(hashes, lora(path))[0][3] not in ("", content)
         adapter(tmp_path / "one")
-        core.add_lora(lora(path))
+        core.add_lora(lora(path, anew=True))
         assert keys_of(hashes, lora(path)) == [("lora", "name", path, content)]
 
 
@@ -220,10 +221,25 @@ def test_an_adapter_whose_files_change_under_the_engine_is_shared_no_more_until_
     alone = keys_of(hashes, lora(path), "running", hashed=1)[0][3]
     assert alone not in (content, other)
     assert keys_of(hashes, lora(path))[0][3] == alone, "its blocks are found again by this engine"
-    assert keys_of(hashes, lora(path), "running", hashed=2)[0][3] == alone
     assert core.add_lora(lora(path))
+    assert keys_of(hashes, lora(path))[0][3] == alone, "workers that have it have not looked at its files"
+    assert keys_of(hashes, lora(path), "running", hashed=2)[0][3] == alone
+    assert core.add_lora(lora(path, anew=True))
     assert keys_of(hashes, lora(path), "running", hashed=2)[0][3] == other
     assert keys_of(hashes, lora(path))[0][3] == other
+
+
+def test_files_that_change_between_the_load_and_the_first_request_are_not_what_was_loaded(
+    core: Any, hashes: Any, tmp_path: Path
+) -> None:
+    adapters.install()
+    path = adapter(tmp_path / "one")
+    content = adapters.digest_of_adapter(Path(path))
+    os.utime(tmp_path / "one" / "adapter_config.json", ns=(1, 1))
+    assert core.add_lora(lora(path))
+    adapter(tmp_path / "one", weights=b"x")
+    other = adapters.digest_of_adapter(Path(path))
+    assert keys_of(hashes, lora(path))[0][3] not in (content, other)
 
 
 def test_the_files_of_an_adapter_are_looked_at_once_for_blocks_that_are_hashed_together(

@@ -55,8 +55,10 @@ def install() -> None:
 
     def add_lora(self: Any, lora_request: Any) -> Any:
         global _looked
-        _contents.pop(_identity(lora_request), None)  # it may be loaded anew from changed files
-        _looked = _NOTHING, ""
+        if getattr(lora_request, "load_inplace", False):  # else workers that have it go on with what they have
+            _contents.pop(_identity(lora_request), None)
+            _looked = _NOTHING, ""
+        content_of(lora_request)  # of the files that are loaded now, not of those that lie there when a request comes
         return add(self, lora_request)
 
     setattr(with_content, _MARK, True)
