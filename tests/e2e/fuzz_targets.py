@@ -187,7 +187,7 @@ class _Flows:
 
     def __init__(self) -> None:
         self.account = Account()
-        self.lookup = self.store = self.probe = self.canary = self.hooks = self
+        self.lookup = self.store = self.probe = self.canary = self
         self.slabs = _Slabs()
 
     def submit(self, slab: Any, *rest: Any) -> None:

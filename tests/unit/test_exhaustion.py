@@ -28,6 +28,7 @@ from kvpool_client.session import report_bare
 from kvpool_contract.config import AgentConfig, Members, Tls
 
 WAIT = 10.0
+HOOKS = Hooks(lambda _: None, lambda _: None, lambda: None)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_an_engine_that_stands_still_holds_up_nobody_who_tells_a_new_deadline() 
 
     nobody: Any = None
     lookup: Any = types.SimpleNamespace(load_seconds=1.0)
-    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody, nobody)
+    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody, HOOKS)
     port: Any = Port()
     handler._ports.add(port)
     handler.load_within(3.0)
@@ -119,7 +120,7 @@ def test_an_engine_that_stands_still_holds_up_nobody_who_tells_a_new_deadline() 
 def test_without_a_thread_the_engines_keep_the_deadline_that_they_have(no_threads: threading.Event) -> None:
     nobody: Any = None
     lookup: Any = types.SimpleNamespace(load_seconds=1.0)
-    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody, nobody)
+    handler = EngineHandler(nobody, nobody, lookup, nobody, nobody, nobody, nobody, HOOKS)
     no_threads.set()
     handler.load_within(3.0)
     assert lookup.load_seconds == 3.0
@@ -130,9 +131,8 @@ def test_an_engine_whose_probe_finds_no_thread_comes_again_and_is_probed_then(no
     row, rows = 4096, 4
     probe = ProbeFlow(1, nobody, nobody, Account(), lambda: None)
     memory = ArenaMemory.anonymous(16 * row)
-    hooks = Hooks(lambda _: None, lambda _: None, lambda: None)
     lookup: Any = types.SimpleNamespace(load_seconds=1.0)
-    handler = EngineHandler(Slabs(memory, 0.0), memory, lookup, nobody, Account(), probe, nobody, hooks)
+    handler = EngineHandler(Slabs(memory, 0.0), memory, lookup, nobody, Account(), probe, nobody, HOOKS)
     here, there = socket.socketpair()
     port = Port(wire.Channel(here))
     host_pool = os.memfd_create("rows", os.MFD_CLOEXEC)
