@@ -14,6 +14,7 @@ there:
 
 import gc
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -77,6 +78,9 @@ def serve(connection: socket.socket) -> None:
 
 def without_server(options: dict[str, Any], stream: TextIO) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if importlib.util.find_spec("kvpool_client"):  # bare engines have none
+        # a front end that is not answered in 50 ms has its request apart, which a busy machine does to any of them
+        importlib.import_module("kvpool_client.front").ANSWER_SECONDS = 30.0
     if options.pop("states_at_ends_of_steps", False):
         let_steps_end_with_states()
     offline_engine.Heads.watch()
