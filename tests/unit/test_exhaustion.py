@@ -157,7 +157,9 @@ def test_an_engine_whose_probe_finds_no_thread_comes_again_and_is_probed_then(no
 
 def test_why_an_engine_starts_bare_is_untold_and_it_starts(no_threads: threading.Event) -> None:
     no_threads.set()
+    before = threading.enumerate()
     report_bare("/nowhere", "tier_failed", "no thread")
+    assert threading.enumerate() == before
 
 
 def test_a_worker_takes_all_descriptors_that_it_may_have() -> None:

@@ -167,17 +167,15 @@ class Admission:
 
     def _try_again(self, slab: Slab, request: Request, way: _Way) -> None:
         """Fetches a few blocks of what was refused, for its own sake, on another thread."""
-        most = max(1, min(TRY_BLOCKS, TRY_BYTES // slab.slot_bytes))
-        indexes, lacking = not_in_arena(slab, request, way.offer.boundary)
-        tried: set[str] = set()
+        offer, most = way.offer, max(1, min(TRY_BLOCKS, TRY_BYTES // slab.slot_bytes))
+        indexes, lacking = not_in_arena(slab, request, offer.boundary)
         for address, blocks, _ in pieces_of(request, indexes, way.found.held):
-            if address in way.offer.parts and address not in tried and self._may_begin(address):
-                self._begin(self._trying(slab, way.offer, address, blocks[:most]))
-            tried.add(address)
-        if DISK in way.offer.parts and self._may_begin(DISK):
+            if address in offer.parts and self._may_begin(address):
+                self._begin(slab, offer, address, blocks[:most])
+        if DISK in offer.parts and self._may_begin(DISK):
             here = self._disk.held(slab, [w.key for w in lacking])
             stored = [w for w, lies in zip(lacking, here, strict=True) if lies][:most]
-            self._begin(self._trying(slab, way.offer, DISK, stored))
+            self._begin(slab, offer, DISK, stored)
 
     def _may_begin(self, way: str) -> bool:
         """Whether a try of this way may begin, beside those that go on; then `_begin` must follow."""
@@ -188,33 +186,29 @@ class Admission:
         self._places.release()
         return False
 
-    def _begin(self, bring: Callable[[], object]) -> None:
-        def run() -> None:
-            try:
-                bring()
-            finally:
-                self._places.release()
-
-        self._submit(run)
-
-    def _trying(self, slab: Slab, offer: Offer, path: str, blocks: list[Wanted]) -> Callable[[], object]:
-        """What brings the blocks; so fast that all of the offer would pay, the next try comes soon."""
+    def _begin(self, slab: Slab, offer: Offer, path: str, blocks: list[Wanted]) -> None:
+        """Has the blocks brought; so fast that all of the offer would pay, the next try comes soon."""
         self._account.count("loads_tried")
         expected = self._costs.remote(path, len(blocks) * slab.slot_bytes)
         margin = self.loading.margin
 
         def bring() -> None:
             began = time.monotonic()
-            deadline = began + TRIED_SECONDS
-            if path == DISK:
-                reason = self._disk.load(slab, blocks, deadline)
-            else:
-                reason = self._fetcher.fetch(slab, path, blocks, DEMAND, deadline)
-            took = time.monotonic() - began
-            if not reason and expected and offer.pays_where(path, took / expected, margin):
-                self._pay([path])
+            try:
+                reason = self._bring(slab, path, blocks, began + TRIED_SECONDS)
+                took = time.monotonic() - began
+                if not reason and expected and offer.pays_where(path, took / expected, margin):
+                    self._pay([path])
+            finally:
+                self._places.release()
 
-        return bring
+        self._submit(bring)
+
+    def _bring(self, slab: Slab, path: str, blocks: list[Wanted], deadline: float) -> str:
+        """Why not all of the blocks came; empty when they did."""
+        if path == DISK:
+            return self._disk.load(slab, blocks, deadline)
+        return self._fetcher.fetch(slab, path, blocks, DEMAND, deadline)
 
     def _try(self, way: str) -> bool:
         """Whether a way that is refused may be tried now."""
