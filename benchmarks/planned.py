@@ -18,13 +18,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sharing import ASKED, FRESH, JOINED, OWN_TOKENS, SLOW, STEADY
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "sharing.csv"
-BLOCK_TOKENS, BLOCKS, OWN_TOKENS = 128, 5, 24  # of sharing.py's default prompts
+BLOCK_TOKENS, BLOCKS = 128, 5  # of sharing.py's default prefixes
 TOKENS = BLOCKS * BLOCK_TOKENS + OWN_TOKENS
 BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2  # SmolLM2-135M in bfloat16: layers, keys and values, heads, their size, bytes
-PATHS = {"steady": "tls=500M,0.002", "slow": "proxy=10M,0.002"}  # bytes a second, seconds before the first one
-JOINED = "joined"
+PATHS = {STEADY: "tls=500M,0.002", SLOW: "proxy=10M,0.002"}  # bytes a second, seconds before the first one
 Rows = Sequence[dict[str, str]]
 
 
@@ -32,7 +33,7 @@ def trace(rows: Rows) -> str:
     """In Mooncake's format. One replica computes each round's prefix and others are asked, so requests go round."""
     lines = []
     for number, row in enumerate(rows):
-        prefix = int(row["round"]) * 2 + (row["wave"] == "fresh")
+        prefix = int(row["round"]) * 2 + (row["wave"] == FRESH)
         ids = [prefix * BLOCKS + block for block in range(BLOCKS)]
         own = 10**9 + number
         told = {"timestamp": number * 500, "input_length": TOKENS, "hash_ids": [*ids, own], "class": row["wave"]}
@@ -68,7 +69,7 @@ def median(rows: Rows, wave: str, *, joined: bool) -> float:
 
 def saved(rows: Rows, picture: str, wave: str) -> float:
     """The part of the time to the first token that the joined servers saved."""
-    without = median(rows, wave, joined=False) if picture == "steady" else median(rows, "fresh", joined=True)
+    without = median(rows, wave, joined=False) if picture == STEADY else median(rows, FRESH, joined=True)
     return 1 - median(rows, wave, joined=True) / without
 
 
@@ -79,10 +80,10 @@ def main() -> None:
     print("| picture | requests | the planner says | saves, it says | saved, measured |\n|---|---|---|---|---|")
     for picture, path in PATHS.items():
         rows = [row for row in measured if row["picture"] == picture]
-        bare = median(rows, "asked", joined=False)
+        bare = median(rows, ASKED, joined=False)
         said = verdicts([row for row in rows if row["arm"] == JOINED], path, bare)
         for wave, (verdict, expected) in said.items():
-            if picture == "steady" or wave == "asked":
+            if picture == STEADY or wave == ASKED:
                 part = saved(rows, picture, wave)
                 print(f"| {picture} | {wave} | {verdict} | {100 * expected:.0f} % | {100 * part:.0f} % |")
 
